@@ -11,7 +11,6 @@ from typing import Literal
 import msgspec
 
 from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
-from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.engine_stats import GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED
@@ -130,7 +129,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     times_each: bool = False
     """Whether every answer shall carry the times so far, because the server may end the text by itself."""
     prompt_len: int = 0
-    """If not 0, tokens from here on were emitted by another engine, and only those that follow are to be."""
+    """If not 0, tokens from here on are known of the answer already, and only those that follow are emitted:
+    another engine has emitted the first ones, or the client has chosen them."""
     began: float = 0.0
     """When the first of those tokens came, on the same clock as `sent`."""
     grammar: Grammar | None = None
@@ -146,8 +146,6 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The most tokens that are guessed for it at a time, if that is fewer than the engine would."""
     reports_guesses: bool = False
     """Whether its last answer shall tell what became of guesses."""
-    beams: BeamParams | None = None
-    """The search for its answers, if these are not drawn. All of them come with the only answer."""
     adapter: str = ""
     """The digest of the adapter that computes it; "" is the model alone."""
 
@@ -234,8 +232,6 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The seconds in which the first token was expected, at arrival. It comes with the first tokens only."""
     guesses: GuessReport | None = None
     """What became of guesses, if asked for. It comes with the times."""
-    beams: list[Beam] = []
-    """What a beam search has found, the best answer first; `tokens` are empty then."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

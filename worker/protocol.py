@@ -217,20 +217,6 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.count + len(self.guesses)
 
 
-class BeamToken(msgspec.Struct, frozen=True, gc=False):
-    """A token that the engine has chosen for a beam search, in place of the one that was sampled."""
-
-    slot: int
-    source: int
-    """The slot from whose sequence it goes on: its own, or one whose first blocks it shares from now on."""
-    at: int
-    """The position of the token, which a row of the same step computes."""
-    token: int
-    copies: list[tuple[int, int]] = []
-    """Pairs (from, to) of cache blocks: what the source has in its last block, if that is not full, is copied
-    to a block that this row gains."""
-
-
 class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     number: int
     new: list[NewSeq]
@@ -258,7 +244,6 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     source_layers: int = 0
     """How many layers of the encoder are computed of the source that came partly, in this step or last. With
     the last layer its keys and values are written."""
-    beams: list[BeamToken] = []
     """What is written, copied and shared before the rows are computed."""
 
 

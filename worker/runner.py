@@ -66,7 +66,6 @@ from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follo
 from worker.sources import encoder_layers, find_source_model, open_sources, open_table, source_kind
 from worker.steps.alignment import open_aligner
 from worker.steps.batch import Batch, StepPlanner
-from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
 from worker.steps.drafting import Drafter, Proposed, add_drafts
 from worker.steps.output import StepHandle, fetch_output
@@ -155,9 +154,6 @@ class Runner:
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
-        if step.beams:
-            copy_states = self._states.copy if self._states is not None else None
-            continue_beams(step.beams, self._slots, self._cache.parts, copy_states)
         batch = self._planner.plan(step, self._staging.open())
         bound = batch.sampled.bound if batch.sampled else {}
         write_bounds = self._bounds.writer(step.number, bound, following, self._device.forbid)

@@ -20,7 +20,7 @@ from engine_core import protocol
 from engine_core.adapters.messages import AdapterState
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.engine_adapters import EngineAdapters
-from engine_core.client.in_flight import AddOptions, InFlight, Stream, open_stream
+from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
@@ -124,24 +124,23 @@ class EngineClient:
         **options: Unpack[AddOptions],
     ) -> Stream[protocol.Tokens]:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
-        [stream] = self.submit_choices(tokens, [params], replica=replica, **options)
+        [stream] = self.submit_all([(tokens, params)], replica=replica, **options)
         return stream
 
-    def submit_choices(
+    def submit_all(
         self,
-        tokens: list[int],
-        params: Iterable[Sampling],
+        prompts: Iterable[tuple[list[int], Sampling]],
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[protocol.Tokens]]:
-        """Send a request for several answers to one prompt, whose media are sent once to each replica."""
+        """Send a request for each prompt with its parameters, in few messages: media are sent once."""
         sent, requests = self._now(), list[InFlight]()
-        for each in params:
-            add = protocol.Add(id=self.new_number(), tokens=tokens, params=each, sent=sent, **options)
-            requests.append(InFlight(add, open_stream(add, self._loop), replica))
+        for tokens, params in prompts:
+            add = protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+            requests.append(InFlight(add, Stream(add.id, self._loop), replica))
         self._dispatcher.dispatch(requests)
-        return [answer for one in requests for answer in one.stream.answers]
+        return [one.stream for one in requests]
 
     def submit_many(
         self,

@@ -23,7 +23,6 @@ from typing import Any, Generic, TypedDict, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from engine_core.beams.beam_params import BeamParams
 from engine_core.client.replica import DECODE_TOKENS, Replica
 from engine_core.prompt_media import Media
 from engine_core.protocol import (
@@ -66,7 +65,7 @@ class AddOptions(TypedDict, total=False):
     source: Source | None
     most_guesses: int | None
     reports_guesses: bool
-    beams: BeamParams
+    prompt_len: int
     adapter: str
 
 
@@ -83,11 +82,6 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
         self._outputs: list[Answers | Failed] = []
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
-
-    @property
-    def answers(self) -> list[Stream[Answers]]:
-        """The streams of the answers to the request: this one."""
-        return [self]
 
     def put(self, output: Answers | Failed) -> None:
         self._outputs.append(output)
@@ -121,45 +115,6 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
         output = outputs[0] if len(outputs) == 1 else cast("Answers", _merge(outputs))
         self._over = is_terminal(output)
         return output
-
-
-class BeamStream(Stream[Tokens]):
-    """Gives each answer of a beam search, the best one first, to a stream of its own."""
-
-    __slots__ = ("_answers",)
-
-    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        super().__init__(id, loop)
-        self._answers = [Stream[Tokens](id, loop) for _ in range(count)]
-
-    @property
-    def answers(self) -> list[Stream[Tokens]]:
-        return self._answers
-
-    def put(self, output: Tokens | Failed) -> None:
-        for index, stream in enumerate(self._answers):
-            stream.put(output if isinstance(output, Failed) else answer_of(output, index))
-
-    def notify(self, notice: Admitted) -> None:
-        for stream in self._answers:
-            stream.notify(notice)
-
-
-def open_stream(add: Add, loop: asyncio.AbstractEventLoop) -> Stream[Tokens]:
-    """The stream of a request for tokens, before it is sent."""
-    return Stream(add.id, loop) if add.beams is None else BeamStream(add.id, loop, add.beams.answers)
-
-
-def answer_of(output: Tokens, index: int) -> Tokens:
-    """One of the answers that a search has found, as if it were the only one; the first tells the times."""
-    if output.finish == "abort":
-        return output
-    timing = None if index else output.timing
-    if index >= len(output.beams):  # there are not so many
-        return replace(output, beams=[], timing=timing)
-    beam = output.beams[index]
-    told = {"tokens": beam.tokens, "logprobs": beam.logprobs, "finish": beam.finish}
-    return replace(output, beams=[], timing=timing, **told)
 
 
 def is_terminal(output: Tokens | Pooled | Failed) -> bool:

@@ -183,7 +183,8 @@ class Pace:
         if seq.first_token is not None:
             self.decoding -= 1
             self.readers -= seq.request.streams
-            self._lengths.learn(len(seq.tokens) - seq.prompt_len, stopped=seq.left > 0)
+            if seq.may_stop:
+                self._lengths.learn(len(seq.tokens) - seq.prompt_len, stopped=seq.left > 0)
 
     def expected_wait(
         self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None

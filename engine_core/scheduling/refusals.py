@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import isfinite, prod
 
-from engine_core.beams.beam_params import BeamParams
 from engine_core.config import EngineConfig
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Thinking
@@ -23,7 +22,6 @@ POLICIES = ("fcfs", "priority")
 _LARGEST_INT32 = 2**31 - 1
 _VECTORS = ("embed", "token_embed", "sparse_embed")
 """The tasks of which a sequence may have several answers."""
-_MOST_LENGTH_PENALTY = 10
 _MOST_TIME = 1 << 24
 """The most positions on the axis of time that an item may take, which float32 still tells apart."""
 
@@ -66,8 +64,6 @@ def refusal(add: Add, config: EngineConfig, facts: WorkerFacts, vocab_size: int)
             f"prompt and max_tokens need {needed} blocks of the KV cache, and it has {facts.num_blocks}: "
             "ask for fewer tokens"
         )
-    if add.beams is not None and (reason := _bad_beams(add, add.beams, facts)):
-        return reason
     if isinstance(add.params, Pooling):
         if add.grammar is not None or add.thinking is not None:
             return "a text that is pooled has no answer: it takes no grammar and no thinking budget"
@@ -103,8 +99,8 @@ def _bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
         return f"this model reads a source of {facts.source_kind}: send one" if facts.source_kind else None
     if not facts.source_kind:
         return "this model reads no source: send none"
-    if add.beams is not None or (isinstance(add.params, Sampling) and add.params.prompt_logprobs is not None):
-        return "an answer to a source has no beam search and no logprobs of a prompt"
+    if isinstance(add.params, Sampling) and add.params.prompt_logprobs is not None:
+        return "an answer to a source has no logprobs of a prompt"
     if not 1 <= source.length <= most:
         return f"the source has {source.length} positions, and must have from 1 to {most}: shorten it"
     if facts.source_kind == "audio":
@@ -212,34 +208,6 @@ def _bad_outputs(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"spans must lie within the text's {count} tokens, and have some"
     if params.labels if params.task != "ner" else not 0 < params.labels < len(params.spans):
         return "the task ner, and no other, has spans of labels, and behind them of words"
-    return None
-
-
-def _bad_beams(add: Add, beams: BeamParams, facts: WorkerFacts) -> str | None:
-    params = add.params
-    if isinstance(params, Pooling) or add.grammar is not None or add.thinking is not None or add.prompt_len:
-        return "beam search takes no grammar, no thinking budget, no pooled text and no answer that goes on"
-    if not 1 <= beams.width <= facts.max_num_seqs:
-        return f"a beam search follows 1 to {facts.max_num_seqs} answers (--max-num-seqs), not {beams.width}"
-    if not 1 <= beams.answers <= beams.width:
-        return f"a beam search of width {beams.width} has 1 to {beams.width} answers, not {beams.answers}"
-    if not abs(beams.length_penalty) <= _MOST_LENGTH_PENALTY:
-        most = _MOST_LENGTH_PENALTY
-        return f"length_penalty must be from -{most} to {most}, got {beams.length_penalty}"
-    asked = beams.candidates if beams.logprobs is None else max(beams.candidates, beams.logprobs)
-    if params.logprobs != (-1 if beams.logprobs == -1 else asked) or params.prompt_logprobs is not None:
-        return f"a beam search needs {asked} logprobs at each position, and none of the prompt"
-    if params.temperature or params.min_tokens:
-        return "a beam search draws nothing and knows no min_tokens: set temperature and min_tokens to 0"
-    limit, size = token_limit(add, facts) - 1, facts.block_size
-    own = len(facts.windows) * (-(-limit // size) - len(add.tokens) // size)
-    needed = blocks_needed(limit, facts)
-    needed += (beams.width - 1) * min(needed, own)
-    if needed > facts.num_blocks:
-        return (
-            f"a beam search of width {beams.width} may need {needed} blocks of the KV cache, and it has "
-            f"{facts.num_blocks}: ask for fewer tokens or a smaller width"
-        )
     return None
 
 

@@ -28,7 +28,6 @@ from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
 from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.adapters.adapter_turns import AdapterTurns, begin_adapter
-from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.guesses.drafts import make_drafts
@@ -86,9 +85,8 @@ class Scheduler:
         self.deadlines = Deadlines()
         self._preemption = Preemption(self.waiting, self.owners, self._preempt, by_priority=by_priority)
         self.drafts = make_drafts(config, facts, self.pace, self.cache)
-        self._beams = BeamRows(self.cache, self.pace, self.suspects, facts.block_size)
         self.results = StepResults(
-            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts, self._beams),
+            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts),
             preempt=self._preempt,
             end=self._end,
         )
@@ -140,7 +138,7 @@ class Scheduler:
         reason = refusal(request, self._config, facts, self._vocab_size)
         if reason := reason or self.media.refusal(request):
             return Failed(id=request.id, code=400, message=reason)
-        if request.prompt_len:  # it has begun elsewhere
+        if request.prompt_len:  # it has begun
             return None
         queued = self.waiting.count + elsewhere - len(self.cache.free_slots)
         if reason := no_room(request, queued, self._config.max_num_queued_reqs, self.media):
@@ -289,8 +287,6 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
-        if seq.search is not None and (seq.search.beams or seq.pending):
-            return self._beams.plan(seq, seq.search, step, self._grow)
         count = step.chunk(seq, seq.gap, seq.computed, alone=len(self.running) == 1)
         fits = count and step.can_pool(seq, ends=count == seq.gap)
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
@@ -334,9 +330,6 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again; what steps in flight still bring for it is dropped."""
         self._release(seq)
-        if seq.search is not None:
-            seq.search.restart()
-            del seq.tokens[seq.prompt_len :]
         seq.computed = seq.pending = 0
         seq.void_before = self.counters.steps + 1
         seq.prompt_logprobs = []

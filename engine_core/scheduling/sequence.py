@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine_core.beams.beam_search import BeamSearch
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
@@ -40,8 +39,6 @@ class Sequence:
     """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
-    search: BeamSearch | None = None
-    """The search for its answers; `tokens` are those of the likeliest one then."""
     adapter: int = 0
     """The number by which workers know its adapter; 0: it has none."""
     adapter_from: int = 0
@@ -100,9 +97,6 @@ class Sequence:
         self.work_class = class_of(self.request)
         self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
-        if self.request.beams is not None and isinstance(self.request.params, Sampling):
-            stops = self.request.params.stop_token_ids
-            self.search = BeamSearch(self.request.beams, stops, self.prompt_len, self.limit)
         if self.request.media:
             self.media_end = self.request.media[-1].end
         if self.resumed:
@@ -124,7 +118,7 @@ class Sequence:
 
     @property
     def resumed(self) -> bool:
-        """Whether another engine has begun it. What is told with the first token has been told."""
+        """Whether tokens of its answer came before it. What is told with the first token has been told."""
         return self.request.prompt_len > 0
 
     @property

@@ -27,7 +27,7 @@ from engine_core.scheduling.step_cost import (
     CostLine,
     Work,
 )
-from worker.protocol import BeamToken, NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 
 
@@ -96,7 +96,6 @@ class StepBuilder:
         self.new: list[NewSeq] = []
         """The sequences that enter their slots with this step."""
         self._rows: list[SeqStep] = []
-        self._beams: list[BeamToken] = []
         self._seqs: list[Sequence] = []
         self._costs: list[float] = []
 
@@ -205,17 +204,6 @@ class StepBuilder:
                 self._encode(positions)
         self.new.append(new)
 
-    def add_beam(self, seq: Sequence, beam: BeamToken, new_blocks: list[int]) -> float:
-        """Add a row for one of the answers that a beam search follows; returns the seconds it will take."""
-        index = beam.at + 1 - seq.prompt_len
-        self._beams.append(beam)
-        self._rows.append(SeqStep(beam.slot, beam.at, 1, new_blocks, True, index))
-        self._seqs.append(seq)
-        self.budget -= 1
-        seq.pending += 1
-        seq.in_flight += 1
-        return self._count(seq, 1, beam.at, ends=True)
-
     @property
     def decoding(self) -> list[Sequence]:
         """The sequences of its rows, if each row computes a single token of an answer; else none."""
@@ -276,7 +264,6 @@ class StepBuilder:
             partly=media.partly,
             forget=forget,
             arrived=arrived,
-            beams=self._beams,
             sources=media.sources.encoding,
             source_layers=media.sources.layers,
         )

@@ -11,7 +11,6 @@ from itertools import repeat
 from engine_core.grammar.guess_bounds import find_bounds
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
-from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.drafts import Drafts
 from engine_core.scheduling.media import MediaItems
@@ -46,7 +45,6 @@ class StepResults:
         paused: PausedSequences,
         suspects: Suspects,
         drafts: Drafts | None,
-        beams: BeamRows,
         *,
         preempt: Change,
         end: Change,
@@ -57,7 +55,6 @@ class StepResults:
         self._paused = paused
         self._suspects = suspects
         self._drafts = drafts
-        self._beams = beams
         self._preempt = preempt
         self._end = end
 
@@ -82,13 +79,8 @@ class StepResults:
                 put(outputs, seq, self._fail(seq, code, reason))
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
-            if (search := seq.search) is None or not search.beams:
-                self._cache.publish(seq, row.start + row.count)
-            if row.samples and search is not None:
-                if (found := self._beams.land(seq, search, row.slot, entry, now)) is not None:
-                    put(outputs, seq, found)
-                    self._end(seq)
-            elif row.samples:
+            self._cache.publish(seq, row.start + row.count)
+            if row.samples:
                 tokens, entries = [token], [] if entry is None else [entry]
                 if row.guesses:
                     held = output.held.get(row.slot, [])

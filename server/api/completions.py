@@ -96,11 +96,16 @@ class CompletionRequest(GenerationBody, BudgetOptions):
 
     @property
     def chooses(self) -> bool:
-        """Whether more answers are drawn than shown."""
-        return self.best_of is not None and self.best_of > self.shown and not self.use_beam_search
+        """Whether more answers are made than shown."""
+        return self.made > self.shown
 
     @property
-    def width(self) -> int:
+    def ranks(self) -> bool:
+        """Whether the likeliest answers are shown; those of a beam search come in order."""
+        return self.chooses and not self.use_beam_search
+
+    @property
+    def made(self) -> int:
         return self.best_of or self.shown
 
     @property
@@ -118,14 +123,11 @@ class CompletionRequest(GenerationBody, BudgetOptions):
 
     def to_sampling(self) -> SamplingParams:
         echoed = self.logprobs if self.echo else None
-        sampling = self.sampling(
+        return self.sampling(
             max_tokens=self.most_tokens,
-            logprobs=self.logprobs,
+            logprobs=self.logprobs or 0 if self.ranks else self.logprobs,
             prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,
         )
-        if self.chooses:
-            sampling.n, sampling.logprobs = self.best_of or 1, self.logprobs or 0
-        return sampling
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

@@ -15,11 +15,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from engine_core.beams.beam_params import BeamParams
 from server.api.answer_form import StructuredBody
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts, optional
 from server.errors import BadRequest
 from server.model_facts import LIMITS
+from server.requests.beam_rounds import BeamParams
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
 from server.text.chat_template import Effort
@@ -282,20 +282,20 @@ class GenerationBody(RequestBody, StructuredBody):
         return 1 if self.n is None else self.n
 
     @property
-    def width(self) -> int:
-        """The number of answers that a beam search follows."""
+    def made(self) -> int:
+        """The number of answers to each prompt that are made; a beam search follows so many."""
         return self.shown
 
-    def beams(self) -> BeamParams:
-        """The beam search, if one is asked for."""
+    def beams(self) -> BeamParams | None:
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
-        return BeamParams(self.width, self.shown, penalty, early_stopping=bool(self.early_stopping))
+        asked = BeamParams(self.made, penalty, early_stopping=bool(self.early_stopping))
+        return asked if self.use_beam_search else None
 
     def sampling(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
         return SamplingParams(
-            n=1 if self.n is None else self.n,
+            n=self.made,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

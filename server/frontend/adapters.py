@@ -45,8 +45,8 @@ class _AdaptedClient:
     def submit(self, *given: Any, **options: Any) -> Any:
         return self._client.submit(*given, **options, adapter=self._digest)
 
-    def submit_choices(self, *given: Any, **options: Any) -> Any:
-        return self._client.submit_choices(*given, **options, adapter=self._digest)
+    def submit_all(self, *given: Any, **options: Any) -> Any:
+        return self._client.submit_all(*given, **options, adapter=self._digest)
 
     def submit_many(self, *given: Any, **options: Any) -> Any:
         return self._client.submit_many(*given, **options, adapter=self._digest)

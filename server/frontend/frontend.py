@@ -23,9 +23,10 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import NoEngine, NotFound, Unavailable, from_engine
+from server.frontend.beam_requests import BeamRequests
 from server.frontend.inputs import open_inputs
 from server.frontend.merged_generators import merged
-from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, TextOutput
+from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, admit_own
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.http.error_answers import ASLEEP, READY, Status, loading
 from server.media.kept_items import Item as MediaItem
@@ -34,7 +35,8 @@ from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.reading.helper import Helper
 from server.reading.prompts import ReadingContext, ReadingOptions
-from server.requests.beam_search import search_params
+from server.requests.beam_rounds import BeamParams, BeamRules
+from server.requests.beam_search import read_rules
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
@@ -188,6 +190,7 @@ class Frontend:
         request_id: str = "",
         replica: int | None = None,
         admission: Admission | None = None,
+        beams: BeamParams | None = None,
         **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of all n choices as they come. Closing the generator ends the request.
@@ -196,12 +199,12 @@ class Frontend:
         generator is first asked for a delta. A delta holds at least `interval` tokens, unless it is the first
         or the last of its choice; one of ALL_TOKENS tells the engine that nobody reads them as they come.
         `replica` names the only replica that may run the request, and `options` go to the engine as they are.
-        `admission` has a place for each choice; without it they are found here.
+        `admission` has a place for each choice; without it they are found here. With `beams` a search finds
+        the choices, and the best one comes first.
         """
         self.require_ready()
         params = params or sampling.resolve(self.facts, self.tokenizer, count_ids(prompt))
-        if "beams" in options:
-            options["beams"], params = search_params(options["beams"], sampling, params, self.facts)
+        rules = beams and read_rules(beams, sampling, params[0], count_ids(prompt), self.facts, options)
         if admission is None:
             self.admissions.check(ANYONE, len(params))
         else:
@@ -215,10 +218,10 @@ class Frontend:
         asked = CheckedPrompt(prompt, sampling, params, interval, request_id, replica, options, admission)
         if self.facts.sources is not None:
             asked.read_by_encoder(self.facts.sources)
-        if len(params) == 1:
+        if len(params) == 1 and rules is None:
             return self._generate(asked, 0)
         options.setdefault("group", self.new_group())
-        return self._generate_all(asked)
+        return self._generate_all(asked) if rules is None else self._search(asked, rules)
 
     def new_group(self) -> int:
         """A number for the option `group` of all prompts, or all texts, of one request."""
@@ -246,7 +249,7 @@ class Frontend:
         their hashes.
         """
         self.require_ready()
-        own = admission or self._admit(self.places_for(len(items)), request_id)
+        own = admission or admit_own(self.admissions, self.places_for(len(items)), request_id)
         own.check()
         if self.config.log.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
@@ -308,12 +311,8 @@ class Frontend:
 
         Returns how many were found.
         """
-        found = [
-            one
-            for id in request_ids
-            for one in self.admissions.by_id.get(id, ())
-            if one.streams and (caller is None or one.owner.name == caller.owner)
-        ]
+        found = [one for id in request_ids for one in self.admissions.by_id.get(id, ()) if one.streams]
+        found = [one for one in found if caller is None or one.owner.name == caller.owner]
         self._client.abort([stream for one in found for stream in one.streams])
         return len({one.id for one in found})
 
@@ -325,22 +324,15 @@ class Frontend:
         """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
         self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)
 
-    def _admit(self, places: int, request_id: str) -> Admission:
-        """Finds places for a request that has none yet."""
-        admission = self.admissions.admit(ANYONE, places)
-        if request_id:
-            admission.set_id(request_id)
-        return admission
-
     async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
-        own = asked.admission or self._admit(len(asked.params), asked.request_id)
+        own = asked.admit(self.admissions)
         asked.admission, given = own, asked.admission
         streams: list[Stream[Tokens]] = []
         try:
             own.check()
             prompt = unpack(asked.prompt)
-            sent = asked.params[:1] if "beams" in asked.options else asked.params  # a search has all answers
-            streams += self._client.submit_choices(prompt, sent, replica=asked.replica, **asked.options)
+            sent = [(prompt, params) for params in asked.params]
+            streams += self._client.submit_all(sent, replica=asked.replica, **asked.options)
             own.streams.update(stream.id for stream in streams)
             choices = [self._generate(asked, index, stream) for index, stream in enumerate(streams)]
             async with aclosing(merged(choices)) as deltas:
@@ -356,16 +348,12 @@ class Frontend:
         self, asked: CheckedPrompt, index: int, stream: Stream[Tokens] | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice, which is sent first unless it has a stream already."""
-        admission = asked.admission or self._admit(len(asked.params), asked.request_id)
+        admission = asked.admit(self.admissions)
         admission.check()
-        prompt, params, eos = unpack(asked.prompt), asked.params[index], self.facts.eos_token_ids
-        stream = stream or self._client.submit(prompt, params, replica=asked.replica, **asked.options)
-        text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
-        may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
-        length = asked.length
-        work = admission.begin_work(length, params.max_tokens, may_stop=may_stop)
-        record = self.metrics.begin(length, len(asked.params), params.max_tokens)
-        choice = Choice(text, record, admission, work)
+        if stream is None:
+            given = unpack(asked.prompt), asked.params[index]
+            stream = self._client.submit(*given, replica=asked.replica, **asked.options)
+        choice = Choice(asked, index, admission, self.metrics, self.tokenizer, self.facts.eos_token_ids)
         admission.streams.add(stream.id)
         try:
             async for new in stream:
@@ -384,6 +372,16 @@ class Frontend:
             admission.streams.discard(stream.id)
             choice.close()
             admission.shrink(admission.count - 1)
+
+    async def _search(self, asked: CheckedPrompt, rules: BeamRules) -> AsyncGenerator[Delta, None]:
+        """Yields the answers that a beam search finds."""
+        own = asked.admit(self.admissions)
+        given = own, self.metrics, self.tokenizer, self.facts.eos_token_ids
+        choices = [Choice(asked, index, *given) for index in range(len(asked.params))]
+        requests = BeamRequests(self._client, asked, rules, own, self.admissions.seconds_to_wait)
+        async with aclosing(requests.deltas(choices)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:

@@ -13,8 +13,9 @@ import msgspec
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.protocol import Tokens
-from server.access.admission import Admission, Work
-from server.metrics.server_metrics import RequestRecord
+from server.access.admission import Admission, Admissions
+from server.access.client_identity import ANYONE
+from server.metrics.server_metrics import Metrics
 from server.requests.sampling import SamplingParams
 from server.source_facts import SourceFacts
 from server.text.detokenizer import MarkedText, StopStrings
@@ -70,6 +71,10 @@ class CheckedPrompt:
     options: AddOptions
     admission: Admission | None
 
+    def admit(self, admissions: Admissions) -> Admission:
+        """The places of its choices, which are found here if the request has none yet."""
+        return self.admission or admit_own(admissions, len(self.params), self.request_id)
+
     def read_by_encoder(self, known: SourceFacts) -> None:
         """Make the prompt a source, and go on from the tokens with which answers begin."""
         self.options["source"] = known.source(unpack(self.prompt))
@@ -80,6 +85,14 @@ class CheckedPrompt:
         """The tokens that the client has sent."""
         source = self.options.get("source")
         return count_ids(self.prompt) if source is None else source.length
+
+
+def admit_own(admissions: Admissions, places: int, request_id: str) -> Admission:
+    """Finds places for a request that did not come by HTTP, and gives it its id if it has one."""
+    admission = admissions.admit(ANYONE, places)
+    if request_id:
+        admission.set_id(request_id)
+    return admission
 
 
 class TextOutput:
@@ -183,10 +196,23 @@ class Choice:
 
     __slots__ = ("_account", "_admission", "_record", "_text", "_work", "finished")
 
-    def __init__(self, text: TextOutput, record: RequestRecord, admission: Admission, work: Work) -> None:
+    def __init__(
+        self,
+        asked: CheckedPrompt,
+        index: int,
+        admission: Admission,
+        metrics: Metrics,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        params, sampling = asked.params[index], asked.sampling
+        prompt, length = unpack(asked.prompt), asked.length
+        may_stop = bool(params.stop_token_ids) or bool(sampling.stop)
         self.finished = False
-        self._text, self._record, self._admission, self._work = text, record, admission, work
-        self._account = admission.caller.account
+        self._text = TextOutput(index, prompt, sampling, tokenizer, eos_token_ids, asked.interval)
+        self._work = admission.begin_work(length, params.max_tokens, may_stop=may_stop)
+        self._record = metrics.begin(length, len(asked.params), params.max_tokens)
+        self._admission, self._account = admission, admission.caller.account
 
     def fail(self) -> None:
         """Note that the engine ended it with an error. Raises the error that ended it here, if one did."""
@@ -199,12 +225,24 @@ class Choice:
             self._admission.check()
         before = self._text.count
         delta = self._text.push(new)
-        count = self._text.count - before
-        if count and not self._work.begun:
+        self.count(self._text.count - before, new.cached)
+        return self._note_end(delta, new)
+
+    def conclude(self, new: Tokens) -> Delta | None:
+        """Take the only output of an answer, whose tokens were counted while they were computed."""
+        if new.finish == "abort":
+            self._admission.check()
+        return self._note_end(self._text.push(new), new)
+
+    def count(self, tokens: int, cached: int) -> None:
+        """Count new tokens of the answer, and tokens of its prompt that were cached."""
+        if tokens and not self._work.begun:
             self._work.begin()
-        self._record.tokens(count, new.cached)
-        if count and self._account is not None:
-            self._account.wrote(count)
+        self._record.tokens(tokens, cached)
+        if tokens and self._account is not None:
+            self._account.wrote(tokens)
+
+    def _note_end(self, delta: Delta | None, new: Tokens) -> Delta | None:
         if delta is not None and delta.finish_reason is not None:
             self.finished = True
             self._record.finish(delta.finish_reason, new.timing)

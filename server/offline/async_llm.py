@@ -24,6 +24,7 @@ from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_pro
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.offline.stat_loggers import MakeStatLogger
 from server.options.server_options import EngineArgs, from_python
+from server.requests.beam_rounds import BeamParams
 from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import Item, PoolingParams
@@ -119,8 +120,9 @@ class AsyncLLM:
         asked = msgspec.structs.replace(
             params.sampling(), n=params.beam_width, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        options: AddOptions = {"beams": params.beams()}
-        outputs = self._generate(prompt, asked, request_id, options, lora_request=lora_request)
+        outputs = self._generate(
+            prompt, asked, request_id, {}, lora_request=lora_request, beams=params.beams()
+        )
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -134,6 +136,7 @@ class AsyncLLM:
         replica: int | None = None,
         prompt_text: str | None = None,
         lora_request: LoRARequest | None = None,
+        beams: BeamParams | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         read = read_prompt(prompt)
         frontend = await self._adapted(lora_request)
@@ -149,9 +152,10 @@ class AsyncLLM:
             interval=tokens_per_output(sampling_params, self.config.stream_interval),
             request_id=name,
             replica=replica,
+            beams=beams,
             **options,
         )
-        if beams := options.get("beams"):
+        if beams is not None:
             sampling_params = msgspec.structs.replace(sampling_params, logprobs=beams.logprobs)
         text = encoded.text if prompt_text is None else prompt_text
         builder = OutputBuilder(name, text, encoded.shown_ids, sampling_params, frontend.tokenizer)

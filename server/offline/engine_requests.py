@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.protocol import Failed, Grammar, Pooled, Source, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
@@ -26,7 +25,8 @@ from server.offline.request_outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from server.requests.beam_search import BeamSearchParams, search_params
+from server.requests.beam_rounds import FIRST_ROUND, Beam, advance
+from server.requests.beam_search import BeamSearchParams, read_rules
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.text.tokenizer import Tokenizer, unpack
@@ -156,6 +156,9 @@ NO_ITEMS: PreparedItems = MappingProxyType({})
 _NOTHING = Vectors(b"", (0,))
 """The vectors of a request that failed."""
 
+EngineSequence = tuple[list[int], Sampling | Pooling]
+"""The tokens and the parameters of a sequence that a request has the engine compute."""
+
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput] | BeamSearchOutput
 
 
@@ -178,8 +181,10 @@ class GenerationRequest:
         """Raises BadRequest. `kind` overrides the kind of the parameters."""
         self.request_id = request_id
         self.media = encoded.media
-        self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(encoded.ids))
-        self.tokens = tokens = encoded.ids if facts.sources is None else list(facts.sources.start)
+        self.prompt_len = 0
+        tokens = encoded.ids if facts.sources is None else list(facts.sources.start)
+        resolved = sampling.resolve(facts, tokenizer, len(encoded.ids))
+        self.sequences: Sequence[EngineSequence] = [(tokens, params) for params in resolved]
         self.source = None if facts.sources is None else facts.sources.source(encoded.ids)
         self._builder = OutputBuilder(request_id, encoded.text, encoded.shown_ids, sampling, tokenizer, kind)
         self.most_guesses = sampling.speculative_tokens
@@ -187,7 +192,6 @@ class GenerationRequest:
         """Whether a stop string may end a sequence, which the engine cannot see."""
         self.salt = prompt.salt
         self.grammar = grammar
-        self.beams: BeamParams | None = None
         self.adapter = ""
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
@@ -233,13 +237,13 @@ class PoolingRequest:
         self.request_id = request_id
         self.tokens = unpack(item.tokens)
         self.media = as_media(item.media, media)
-        self.params: Sequence[Sampling | Pooling] = [item.params]
+        self.prompt_len = 0
+        self.sequences: Sequence[EngineSequence] = [(self.tokens, item.params)]
         self.may_end_early = False
         self.most_guesses: int | None = None
         self.source: Source | None = None
         self.salt = ""
         self.grammar: Grammar | None = None
-        self.beams: BeamParams | None = None
         self.adapter = ""
         self.finished = False
         self.vectors = _NOTHING
@@ -267,7 +271,8 @@ class PoolingRequest:
 
 
 class BeamRequest:
-    """One prompt and the search for its likeliest answers: one sequence of the engine."""
+    """One prompt and the search for its likeliest answers: a sequence for each that is followed, again and
+    again, of which each gives the next token."""
 
     def __init__(
         self,
@@ -282,28 +287,47 @@ class BeamRequest:
         self.request_id = request_id
         self.tokens, self.media, self.salt = encoded.ids, encoded.media, prompt.salt
         asked = search.sampling()
-        resolved = asked.resolve(facts, tokenizer, len(self.tokens))
+        [resolved] = asked.resolve(facts, tokenizer, len(self.tokens))
         self.adapter = ""
-        self.beams, params = search_params(search.beams(), asked, resolved, facts)
-        self.params: Sequence[Sampling | Pooling] = params
         self.may_end_early = False
         self.most_guesses: int | None = None
         self.source: Source | None = None
         self.grammar: Grammar | None = None
         self.finished = False
+        self._rules = read_rules(search.beams(), asked, resolved, len(self.tokens), facts)
+        self._round, self._landed = FIRST_ROUND, dict[int, TokenLogprobs]()
         self._search, self._tokenizer = search, tokenizer
         self._output = BeamSearchOutput(request_id=request_id)
+
+    @property
+    def sequences(self) -> Sequence[EngineSequence]:
+        """The sequences of the round that begins."""
+        params = self._rules.sampling(self._round)
+        return [([*self.tokens, *beam.tokens], params) for beam in self._round.followed]
+
+    @property
+    def prompt_len(self) -> int:
+        """The tokens of its prompt, once its sequences have tokens of answers, too."""
+        return len(self.tokens) if self._round is not FIRST_ROUND else 0
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
         if isinstance(answer, Failed):
             self._output.error = from_engine(answer)
-        elif isinstance(answer, Tokens):
-            self._output.sequences = [self._sequence(beam) for beam in answer.beams]
-        self.finished = True
+            self.finished = True
+        elif isinstance(answer, Tokens) and answer.logprobs:
+            [self._landed[index]] = answer.logprobs
+        else:
+            self.finished = True
+        if len(self._landed) == len(self._round.followed):
+            entries = [self._landed[index] for index in range(len(self._landed))]
+            self._round, self._landed = advance(self._round, entries, self._rules), {}
+            if not self._round.followed:
+                self._output.sequences = [self._sequence(beam) for beam in self._round.found]
+                self.finished = True
         return True
 
     def output(self) -> Output | None:
-        return self._output
+        return self._output if self.finished else None
 
     def _sequence(self, beam: Beam) -> BeamSearchSequence:
         tokens, stops = [*self.tokens, *beam.tokens], beam.finish == "stop"

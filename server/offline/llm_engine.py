@@ -130,6 +130,8 @@ class LLMEngine:
         for request_id, request in changed.items():
             if request.finished:
                 self.abort_request(request_id)  # the other answers of a request that failed
+            elif not self._sequences[request_id]:
+                self._send(request)
         return [output for request in changed.values() if (output := request.output()) is not None]
 
     def transcribe(
@@ -328,15 +330,20 @@ class LLMEngine:
     def submit(self, request: EngineRequest, *, priority: int = 0) -> None:
         if request.request_id in self._sequences:
             raise ValueError(f"a request with the id {request.request_id!r} is not finished yet")
-        ids = self._sequences[request.request_id] = set[int]()
-        group = self._last_id + 1 if len(request.params) > 1 else 0
-        for index, params in enumerate(request.params):
+        self._sequences[request.request_id] = set[int]()
+        self._send(request, priority)
+
+    def _send(self, request: EngineRequest, priority: int = 0) -> None:
+        """Give the engine the sequences of a request, or of the next round of a beam search."""
+        sequences, ids = request.sequences, self._sequences[request.request_id]
+        group = self._last_id + 1 if len(sequences) > 1 else 0
+        for index, (tokens, params) in enumerate(sequences):
             self._last_id += 1
             self._running[self._last_id] = request, index
             ids.add(self._last_id)
             add = Add(
                 id=self._last_id,
-                tokens=request.tokens,
+                tokens=tokens,
                 params=params,
                 priority=priority,
                 salt=request.salt,
@@ -346,7 +353,7 @@ class LLMEngine:
                 media=request.media,
                 source=request.source,
                 most_guesses=request.most_guesses,
-                beams=request.beams,
+                prompt_len=request.prompt_len,
                 adapter=request.adapter,
             )
             self._engine.add(_CLIENT, add)

@@ -1,13 +1,15 @@
-"""Beam search: what a program may ask of it, and the parameters with which engines run it."""
+"""Beam search: what a client may ask of it, and the rules of a search for that."""
 
 from __future__ import annotations
 
-import msgspec
-from msgspec.structs import replace
+from dataclasses import replace
 
-from engine_core.beams.beam_params import BeamParams
+import msgspec
+
+from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
+from server.requests.beam_rounds import BeamParams, BeamRules
 from server.requests.sampling import SamplingParams
 from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
@@ -18,6 +20,7 @@ _UNKNOWN = (
 )
 """The parameters that a beam search does not obey. Those of the draw have no meaning here."""
 _NEUTRAL = (None, 0, "", [], {})
+_MOST_LENGTH_PENALTY = 10
 
 
 class BeamSearchParams(msgspec.Struct):
@@ -43,17 +46,26 @@ class BeamSearchParams(msgspec.Struct):
         )
 
     def beams(self) -> BeamParams:
-        width = self.beam_width
-        return BeamParams(width, width, self.length_penalty, logprobs=2 * width)
+        return BeamParams(self.beam_width, self.length_penalty, logprobs=2 * self.beam_width)
 
 
-def search_params(
-    beams: BeamParams, asked: SamplingParams, params: list[Sampling], facts: Facts
-) -> tuple[BeamParams, list[Sampling]]:
-    """What an engine is told of a beam search, in place of `params`, which `asked` resolves to.
+def read_rules(
+    params: BeamParams,
+    asked: SamplingParams,
+    resolved: Sampling,
+    prompt_len: int,
+    facts: Facts,
+    options: AddOptions = AddOptions(),
+) -> BeamRules:
+    """The rules of a search for answers to a prompt, for which `asked` resolves to `resolved`.
 
-    Raises BadRequest if more is asked than it obeys.
+    Raises BadRequest if more is asked, or held to by `options`, than a search obeys.
     """
+    if options.get("grammar") is not None or options.get("thinking") is not None:
+        raise BadRequest(
+            "beam search takes no grammar and no thinking budget: leave them, or the search, out.",
+            "use_beam_search",
+        )
     if facts.sources is not None:
         refuse_for_sources(use_beam_search=True)
     if facts.ready.worker.processes_logits:
@@ -65,13 +77,17 @@ def search_params(
         if value not in _NEUTRAL and (name, value) != ("repetition_penalty", 1.0):
             raise BadRequest(f"beam search does not support `{name}`: leave it out.", name)
     most = min(facts.limits.n, facts.ready.worker.max_num_seqs)
-    if not 1 <= beams.width <= most:
+    if not 1 <= params.width <= most:
         raise invalid(
-            "n", f"the width of a beam search must be from 1 to {most}, got {beams.width}.", beams.width
+            "n", f"the width of a beam search must be from 1 to {most}, got {params.width}.", params.width
         )
-    resolved = params[0]
-    shown = beams.logprobs if resolved.logprobs is None else resolved.logprobs
-    count = -1 if shown == -1 else max(beams.candidates, shown or 0)
-    stops, longest = resolved.stop_token_ids, resolved.max_tokens
-    row = Sampling(longest, temperature=0.0, stop_token_ids=stops, logprobs=count)
-    return replace(beams, logprobs=shown), [row] * len(params)
+    if not abs(params.length_penalty) <= _MOST_LENGTH_PENALTY:
+        most = _MOST_LENGTH_PENALTY
+        raise invalid(
+            "length_penalty",
+            f"length_penalty must be from -{most} to {most}, got {params.length_penalty}.",
+            params.length_penalty,
+        )
+    shown = params.logprobs if resolved.logprobs is None else resolved.logprobs
+    limit = min(prompt_len + resolved.max_tokens, facts.ready.worker.max_model_len)
+    return BeamRules(replace(params, logprobs=shown), frozenset(resolved.stop_token_ids), prompt_len, limit)

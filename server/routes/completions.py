@@ -112,7 +112,10 @@ async def _whole(
 def _best_choices(
     choices: list[CompletionChoice], logprobs: list[list[float]], drawn: int, shown: int
 ) -> list[CompletionChoice]:
-    """The choices with the highest mean logprob of those drawn for each prompt, the best one first."""
+    """The choices with the highest mean logprob of those made for each prompt, the best one first.
+
+    Choices without logprobs are those of a beam search, which come in order.
+    """
     best: list[CompletionChoice] = []
     for first in range(0, len(choices), drawn):
         of_prompt = range(first, first + drawn)
@@ -143,7 +146,7 @@ class _ChoiceWriter:
     def chunk(self, delta: Delta) -> CompletionChunkChoice:
         text, ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
-        if self._body.chooses:
+        if self._body.ranks:
             self.drawn += [entry.values[0] for entry in delta.logprobs]
         if self._scores_only:
             text, ids, entries = "", [], []

@@ -147,8 +147,6 @@ class GenerationCall(EngineCall):
     def _generate(self, number: int, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
         """The answers to the prompt of this number."""
         options: AddOptions = {**self._options, **self._bounds[number]}
-        if self._body.use_beam_search:
-            options["beams"] = self._body.beams()
         prompt = self.prompts[number]
         if prompt.rows or prompt.media:
             items = as_media(prompt.media, self._scope[ITEMS]) if prompt.media else ()
@@ -162,6 +160,7 @@ class GenerationCall(EngineCall):
             request_id=self.id,
             replica=self._replica,
             admission=self._admission,
+            beams=self._body.beams(),
             **options,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fake_states import ROOT, mix
 
-from worker.protocol import BeamToken, SeqStep
+from worker.protocol import SeqStep
 from worker.worker_facts import WorkerFacts
 
 
@@ -76,19 +76,6 @@ class FakeCache:
         if self._windows[0]:
             return entries_of(tokens[:end])
         return [self.entry(seq.slot, position) for position in range(end)]
-
-    def fork(self, beams: Iterable[BeamToken]) -> None:
-        """Let slots go on with the blocks of others, but for copies of some, all at the same time."""
-        size, copies = self._size, [pair for beam in beams for pair in beam.copies]
-        data = [self._entries[block * size : (block + 1) * size] for block, _ in copies]
-        tables = {
-            beam.slot: [table[: beam.at // size] for table in self._tables[beam.source]]
-            for beam in beams
-            if beam.slot != beam.source
-        }
-        for (_, block), entries in zip(copies, data, strict=True):
-            self._entries[block * size : (block + 1) * size] = entries
-        self._tables.update(tables)
 
     def check(self, seq: SeqStep, tokens: list[int]) -> None:
         """Assert that queries find what they read, unless all layers read all: then texts show it."""

@@ -107,17 +107,16 @@ class FakeClient:
         self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return stream
 
-    def submit_choices(
+    def submit_all(
         self,
-        tokens: list[int],
-        params: Iterable[Sampling],
+        prompts: Iterable[tuple[list[int], Sampling]],
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[Tokens]]:
         streams: list[Stream[Tokens]] = []
-        for each in params:
-            streams.append(self.submit(tokens, each, replica=replica, **options))
+        for tokens, params in prompts:
+            streams.append(self.submit(tokens, params, replica=replica, **options))
         return streams
 
     def submit_many(

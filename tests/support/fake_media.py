@@ -4,7 +4,7 @@ An embedding is a number that takes the place of a token, so that a wrong, missi
 text that comes out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from zlib import crc32
 
@@ -12,7 +12,7 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from worker.buffers import Buffer
 from worker.disk.record_memory import record_place
-from worker.protocol import BeamToken, MediaPlace, NewSeq, Runs, SeqStep, StepInput
+from worker.protocol import MediaPlace, NewSeq, Runs, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 
 UNKNOWN = -(1 << 40)
@@ -79,10 +79,6 @@ class FakeMedia:
             self._rows[number] = [row for index in range(len(records)) for row in records[index]]
             if len(self._rows[number]) != embeddings:
                 raise ValueError("an item has not come whole")
-
-    def fork(self, beams: Iterable[BeamToken]) -> None:
-        """Let the media of slots be those of others."""
-        self._places.update({beam.slot: self._places[beam.source] for beam in beams})
 
     def begin(self, new: NewSeq) -> list[int]:
         """Note that a sequence enters its slot; returns its tokens, those of embeddings unknown."""

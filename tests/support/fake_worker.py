@@ -19,7 +19,6 @@ from pathlib import Path
 
 import zmq
 from fake_adapters import CalledBefore, FakeAdapters
-from fake_beams import fork_rows, likely_after
 from fake_cache import FakeCache, entries_of, sum_up
 from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
@@ -152,7 +151,6 @@ class _Row:
     told: list[int]
     """The tokens about which logprobs of the prompt are told, if they are asked for."""
     pooling: Pooling | None
-    logprobs: int | None = None
 
 
 def _row(new: NewSeq, tokens: list[int]) -> _Row:
@@ -161,7 +159,7 @@ def _row(new: NewSeq, tokens: list[int]) -> _Row:
     told = list(new.tokens) if new.params.prompt_logprobs is not None else []
     if told and len(new.tokens) > new.prompt_len:
         raise ValueError("prompt logprobs are asked for again")
-    return _Row(tokens, new.prompt_len, told, pooling=None, logprobs=new.params.logprobs)
+    return _Row(tokens, new.prompt_len, told, pooling=None)
 
 
 class FakeWorker:
@@ -190,8 +188,6 @@ class FakeWorker:
             self.cache.begin(new.slot, shift, new.adapter_from)
             self.sources.begin(new)
         self.sources.follow(step)
-        if step.beams:
-            fork_rows(step.beams, self._rows, self.cache, self.media, self.states)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
         self.media.follow(step, tokens_of)
         if self.states is not None:
@@ -213,11 +209,7 @@ class FakeWorker:
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
         drafts = run_drafter(step, tokens_of, self.cache.has_room, self.drafter)
-        entries = [likely_after(seq, self._rows[seq.slot], self.cache, self.states) for seq in step.seqs]
-        likely = entries if any(entries) else []
-        return Landed(
-            StepOutput(step.number, tokens, likely, prompt_logprobs, failed, given, held, {}, drafts)
-        )
+        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given, held, {}, drafts))
 
     def prepare(self) -> bool:
         self.prepared += 1  # of three things, if facts say that there is something

@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fake_beams import held_by
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
@@ -24,7 +23,7 @@ def config(**changes: object) -> EngineConfig:
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
     *("owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
-    *("most_guesses", "reports_guesses", "thinking", "beams", "source"),
+    *("most_guesses", "reports_guesses", "thinking", "source"),
 )
 
 
@@ -124,7 +123,7 @@ class Bench:
         """Assert that nothing leaks: blocks count the sequences that hold them, and slots have one owner."""
         scheduler = self.scheduler
         scratch = self.facts.num_blocks
-        tables = [table for seq in scheduler.running for table in held_by(seq)[1]]
+        tables = [table for seq in scheduler.running for table in seq.tables]
         users = Counter(block for table in tables for block in table if block != scratch)
         assert all(
             scheduler.cache.pool.users(block) == users[block] for block in range(self.facts.num_blocks)
@@ -134,7 +133,7 @@ class Bench:
         for group, window in enumerate(self.facts.windows):
             held = [sum(block != scratch for block in seq.tables[group]) for seq in scheduler.running]
             assert not window or max(held, default=0) <= -(-(window + planned) // size) + 1
-        slots = [slot for seq in scheduler.running for slot in held_by(seq)[0]] + scheduler.cache.free_slots
+        slots = [seq.slot for seq in scheduler.running] + scheduler.cache.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
         parked = [seq for seq in scheduler.paused if seq.slot is None]
         assert len(scheduler.live) == len(scheduler.running) + scheduler.waiting.count + len(parked)

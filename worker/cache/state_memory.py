@@ -78,10 +78,6 @@ class StateMemory:
         """The bytes [places, bytes] of these states, in the host's memory."""
         return self.rows(first).view(torch.uint8).numpy()
 
-    def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy the states of some places [N] to others [N]."""
-        self._rows[targets] = self._rows[sources]
-
 
 def make_states(
     layers: Sequence[StateLayer],

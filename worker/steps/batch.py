@@ -74,7 +74,7 @@ class StepPlanner:
         staged, forms = None, self.forms
         if forms is not None and step.fresh:
             forms.states.forget()
-        may_replay = step is asked and not (step.new or step.beams) and (media is None or media.only_shifts)
+        may_replay = step is asked and not step.new and (media is None or media.only_shifts)
         form = find_form(forms, step.seqs, columns, self.slots) if forms is not None and may_replay else None
         if forms is not None and form is not None:
             return self._plan_form(forms, form, step, columns, packet)

@@ -247,21 +247,6 @@ class Slots:
             self.pooling[slot], self.texts[slot] = None, ()
             self._admit_sampling(slot, new.params)
 
-    def fork(self, source: int, target: int, blocks: int) -> None:
-        """Note that a slot goes on where the sequence of another one is, with its first blocks.
-
-        The device has so many of them in each table. Its media are read: only their places count on.
-        """
-        self.prompt_len[target] = self.prompt_len[source]
-        self.without_tokens[target] = self.without_tokens[source]
-        self.shift[target] = self.shift[source]
-        self.blocks[target] = blocks
-        self._adapt(target, self.adapters[source])
-        self.media.pop(target, None)
-        self.wants_prompt_logprobs.discard(target)
-        self.pooling[target], self.texts[target] = None, ()
-        self._admit_sampling(target, self.params[source])
-
     def bring_adapters(self, held: Sequence[int]) -> None:
         """Have the adapters of these slots where the next step reads them."""
         if self._adapting is not None and not self.adapted.isdisjoint(held):

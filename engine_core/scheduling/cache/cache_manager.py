@@ -79,9 +79,7 @@ class CacheManager:
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
         cache again and again, only to be preempted.
         """
-        if not self.free_slots or (seq.search is not None and len(self.free_slots) < seq.search.width):
-            return None
-        if not self.sources.fits(seq.request):
+        if not self.free_slots or not self.sources.fits(seq.request):
             return None
         prefix = self._cached_prefix(seq)
         kept = [block for table in prefix for block in table if block != self._scratch]
@@ -105,8 +103,6 @@ class CacheManager:
         seq.published = len(prefix[0])
         seq.computed = len(prefix[0]) * self._facts.block_size
         seq.slot = self.free_slots.pop()
-        if seq.search is not None:
-            seq.search.spare_slots = [self.free_slots.pop() for _ in range(seq.search.width - 1)]
         if self.states is not None:
             self.states.begin(seq, self._known_blocks(seq, self.pool.find)[0])
         return seq.slot
@@ -175,25 +171,11 @@ class CacheManager:
     def release(self, seq: Sequence) -> None:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
-        beams = seq.search.beams if seq.search is not None else []
-        for slot, tables in [(beam.slot, beam.tables) for beam in beams] or [(seq.slot, seq.tables)]:
-            self.free_slots.append(slot)
-            self.release_tables(tables)
-        if seq.search is not None:
-            self.free_slots += seq.search.spare_slots
+        self.free_slots.append(seq.slot)
+        in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
+        self.pool.release([block for block in in_order if block != self._scratch])
         self.sources.pool.release(seq.source_blocks)
         seq.slot, seq.tables, seq.published, seq.source_blocks = None, [], 0, []
-
-    def release_tables(self, tables: Tables) -> None:
-        """Give back one use of each block of these tables."""
-        in_order = (block for column in zip(*tables, strict=True) for block in column)
-        self.pool.release([block for block in in_order if block != self._scratch])
-
-    def share_tables(self, tables: Tables, count: int) -> Tables:
-        """Tables with the first `count` blocks of each of these, which have one use more."""
-        shared = [table[:count] for table in tables]
-        self.pool.share(block for table in shared for block in table if block != self._scratch)
-        return shared
 
     def reset_prefixes(self) -> None:
         """Forget all cached prefixes."""

@@ -90,7 +90,7 @@ async def test_pictures_are_sent_once_in_a_message_and_again_to_another_engine(
 async def test_all_choices_of_a_prompt_share_its_pictures(connect: Connect) -> None:
     replicated = connect(1)
     script, one = await replicated.start(0), picture(b"one", 0, 2)
-    streams = replicated.client.submit_choices([1, 2, 3], [PARAMS] * 4, media=(one,))
+    streams = replicated.client.submit_all([([1, 2, 3], PARAMS)] * 4, media=(one,))
     [message] = await script.received(1)
     assert isinstance(message, AddMany) and [add.id for add in message.adds] == [each.id for each in streams]
     assert len({id(add.media[0].pixels.data) for add in message.adds}) == 1

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 import torch
-from fake_beams import search
+from beam_rule import search
 
-from engine_core.beams.beam_params import BeamParams
 from facet import LLM, AsyncLLM, BadRequest, BeamSearchParams, BeamSearchSequence, SamplingParams
+from server.requests.beam_rounds import BeamParams
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One and one is"]
 
@@ -38,7 +38,7 @@ def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
         found = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=4, max_tokens=12), concurrency_limit=2)
         for prompt, output in zip(PROMPTS, found, strict=True):
             ids = llm.tokenizer.encode(prompt)
-            expected = search(likely, ids, BeamParams(4, 4), 12, stops)
+            expected = search(likely, ids, BeamParams(4), 12, stops)
             assert [each.tokens for each in output.sequences] == [
                 [*ids, *tokens] for tokens, _, _ in expected
             ]
