@@ -58,7 +58,8 @@ class CompletionRequest(GenerationBody, BudgetOptions):
 
     best_of: int | None = optional(
         "Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
-        "in the mean. Not with `stream`, unless it equals n. Of a beam search it is the width."
+        "in the mean. Not with `stream`, unless it equals n. Of a beam search it is the width. The usage "
+        "counts all of them."
     )
 
     @model_validator(mode="after")

@@ -99,10 +99,13 @@ class BeamRequests:
 
     def _options(self, *, begun: bool) -> AddOptions:
         """What the engine is told of a round: answers that have begun come before other clients' new ones."""
-        if not begun:
-            return self._asked.options
-        options = of_later_texts(self._asked.options, time.monotonic() - self._sent)
-        return {**options, "prompt_len": len(self._prompt)}
+        options: AddOptions = {**self._asked.options, "most_guesses": 0}
+        if begun:
+            options = {
+                **of_later_texts(options, time.monotonic() - self._sent),
+                "prompt_len": len(self._prompt),
+            }
+        return options
 
     def _whole(self, beam: Beam, first: Tokens, *, is_best: bool) -> Tokens:
         """An answer as if it were the only one. The best one tells the times of the search."""

@@ -290,7 +290,7 @@ class BeamRequest:
         [resolved] = asked.resolve(facts, tokenizer, len(self.tokens))
         self.adapter = ""
         self.may_end_early = False
-        self.most_guesses: int | None = None
+        self.most_guesses: int | None = 0
         self.source: Source | None = None
         self.grammar: Grammar | None = None
         self.finished = False

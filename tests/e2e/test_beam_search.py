@@ -32,10 +32,17 @@ def test_the_best_answers_come_first(client: openai.OpenAI) -> None:
         assert choice.logprobs is not None and choice.logprobs.top_logprobs is not None
         assert {len(each) for each in choice.logprobs.top_logprobs if each} <= {2, 3}
     assert answer.usage is not None and answer.usage.completion_tokens <= 6 * 12
-    wider = client.completions.create(
-        model="demo", prompt=PROMPT, max_tokens=12, n=1, extra_body={**SEARCH, "best_of": 3}
-    )
-    assert wider.choices[0].text == answer.choices[0].text
+
+
+def test_all_answers_that_are_followed_are_counted(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 6, "logprobs": 1}
+    endless = {**SEARCH, "ignore_eos": True}
+    all_three = client.completions.create(**asked, n=3, extra_body=endless)
+    best = client.completions.create(**asked, n=1, extra_body={**endless, "best_of": 3})
+    assert [choice.text for choice in best.choices] == [all_three.choices[0].text]
+    assert best.usage is not None and all_three.usage is not None
+    assert best.usage.completion_tokens == all_three.usage.completion_tokens == 3 * 6
+    assert best.usage.prompt_tokens == all_three.usage.prompt_tokens
 
 
 def test_a_chat_is_searched_beside_others(client: openai.OpenAI) -> None:
