@@ -286,10 +286,10 @@ class GenerationBody(RequestBody, StructuredBody):
         """The number of answers to each prompt that are made; a beam search follows so many."""
         return self.shown
 
-    def beams(self) -> BeamParams | None:
+    def beams(self) -> BeamParams:
+        """The beam search, if `use_beam_search` asks for one."""
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
-        asked = BeamParams(self.made, penalty, early_stopping=bool(self.early_stopping))
-        return asked if self.use_beam_search else None
+        return BeamParams(self.made, penalty, early_stopping=bool(self.early_stopping))
 
     def sampling(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None

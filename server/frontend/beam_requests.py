@@ -55,7 +55,7 @@ class BeamRequests:
                 choices[0].fail()
                 raise from_engine(found, self._seconds_to_wait())
             for choice, answer in zip(choices, _padded(found, len(choices)), strict=True):
-                if (delta := choice.conclude(answer)) is not None:
+                if (delta := choice.push(answer)) is not None:
                     yield delta
         finally:
             for choice in choices:

@@ -325,7 +325,7 @@ class Frontend:
         self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)
 
     async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
-        own = asked.admit(self.admissions)
+        own = asked.admission or asked.admit(self.admissions)
         asked.admission, given = own, asked.admission
         streams: list[Stream[Tokens]] = []
         try:
@@ -348,7 +348,7 @@ class Frontend:
         self, asked: CheckedPrompt, index: int, stream: Stream[Tokens] | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice, which is sent first unless it has a stream already."""
-        admission = asked.admit(self.admissions)
+        admission = asked.admission or asked.admit(self.admissions)
         admission.check()
         if stream is None:
             given = unpack(asked.prompt), asked.params[index]
@@ -375,7 +375,7 @@ class Frontend:
 
     async def _search(self, asked: CheckedPrompt, rules: BeamRules) -> AsyncGenerator[Delta, None]:
         """Yields the answers that a beam search finds."""
-        own = asked.admit(self.admissions)
+        own = asked.admission or asked.admit(self.admissions)
         given = own, self.metrics, self.tokenizer, self.facts.eos_token_ids
         choices = [Choice(asked, index, *given) for index in range(len(asked.params))]
         requests = BeamRequests(self._client, asked, rules, own, self.admissions.seconds_to_wait)

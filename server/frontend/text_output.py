@@ -72,8 +72,8 @@ class CheckedPrompt:
     admission: Admission | None
 
     def admit(self, admissions: Admissions) -> Admission:
-        """The places of its choices, which are found here if the request has none yet."""
-        return self.admission or admit_own(admissions, len(self.params), self.request_id)
+        """Finds places for its choices."""
+        return admit_own(admissions, len(self.params), self.request_id)
 
     def read_by_encoder(self, known: SourceFacts) -> None:
         """Make the prompt a source, and go on from the tokens with which answers begin."""
@@ -194,7 +194,7 @@ class TextOutput:
 class Choice:
     """One of the n answers to a request while it is generated: its text, its times, and its work."""
 
-    __slots__ = ("_account", "_admission", "_record", "_text", "_work", "finished")
+    __slots__ = ("_account", "_admission", "_is_counted", "_record", "_text", "_work", "finished")
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Choice:
         params, sampling = asked.params[index], asked.sampling
         prompt, length = unpack(asked.prompt), asked.length
         may_stop = bool(params.stop_token_ids) or bool(sampling.stop)
-        self.finished = False
+        self.finished = self._is_counted = False
         self._text = TextOutput(index, prompt, sampling, tokenizer, eos_token_ids, asked.interval)
         self._work = admission.begin_work(length, params.max_tokens, may_stop=may_stop)
         self._record = metrics.begin(length, len(asked.params), params.max_tokens)
@@ -225,28 +225,27 @@ class Choice:
             self._admission.check()
         before = self._text.count
         delta = self._text.push(new)
-        self.count(self._text.count - before, new.cached)
-        return self._note_end(delta, new)
-
-    def conclude(self, new: Tokens) -> Delta | None:
-        """Take the only output of an answer, whose tokens were counted while they were computed."""
-        if new.finish == "abort":
-            self._admission.check()
-        return self._note_end(self._text.push(new), new)
-
-    def count(self, tokens: int, cached: int) -> None:
-        """Count new tokens of the answer, and tokens of its prompt that were cached."""
-        if tokens and not self._work.begun:
-            self._work.begin()
-        self._record.tokens(tokens, cached)
-        if tokens and self._account is not None:
-            self._account.wrote(tokens)
-
-    def _note_end(self, delta: Delta | None, new: Tokens) -> Delta | None:
+        count = self._text.count - before
+        if not self._is_counted:  # as `count` does it, without a call for each token
+            if count and not self._work.begun:
+                self._work.begin()
+            self._record.tokens(count, new.cached)
+            if count and self._account is not None:
+                self._account.wrote(count)
         if delta is not None and delta.finish_reason is not None:
             self.finished = True
             self._record.finish(delta.finish_reason, new.timing)
         return delta
+
+    def count(self, tokens: int, cached: int) -> None:
+        """Count tokens that are computed for the answer before it is known which it has; `push` counts none
+        then. `cached`: tokens of its prompt that were cached."""
+        self._is_counted = True
+        if not self._work.begun:
+            self._work.begin()
+        self._record.tokens(tokens, cached)
+        if self._account is not None:
+            self._account.wrote(tokens)
 
     def close(self) -> None:
         self._work.end()

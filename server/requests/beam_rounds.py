@@ -69,7 +69,7 @@ class Beam:
 
 
 class BeamRound(NamedTuple):
-    """Where a search stands between two rounds."""
+    """The state of a search between two rounds."""
 
     followed: list[Beam]
     """The answers to be continued, all of the same length, the likeliest first. None: the search is over."""

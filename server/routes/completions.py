@@ -129,7 +129,7 @@ class _ChoiceWriter:
 
     def __init__(self, call: GenerationCall, body: CompletionRequest, index: int) -> None:
         self._body = body
-        self._scores_only = body.scores_only
+        self._scores_only, self._ranks = body.scores_only, body.ranks
         self._index = index
         self._prompt = call.prompt_of(index)
         self._names = call.names
@@ -146,7 +146,7 @@ class _ChoiceWriter:
     def chunk(self, delta: Delta) -> CompletionChunkChoice:
         text, ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
-        if self._body.ranks:
+        if self._ranks:
             self.drawn += [entry.values[0] for entry in delta.logprobs]
         if self._scores_only:
             text, ids, entries = "", [], []

@@ -160,7 +160,7 @@ class GenerationCall(EngineCall):
             request_id=self.id,
             replica=self._replica,
             admission=self._admission,
-            beams=self._body.beams(),
+            beams=self._body.beams() if self._body.use_beam_search else None,
             **options,
         )
 
