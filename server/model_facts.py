@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
@@ -339,48 +337,3 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
                 f"Vocabulary size: {size}",
                 param,
             )
-
-
-_SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_DEFAULTS = {**{name: name for name in _SAME_NAMES}, "max_new_tokens": "max_tokens"}
-"""Name in generation_config.json -> name in SamplingParams."""
-
-
-class GenerationConfigError(ValueError):
-    pass
-
-
-def read_generation_config(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, object]:
-    """The fields of the checkpoint's file ("auto"), another folder's, or none ("vllm"); then overrides."""
-    found: dict[str, object] = {}
-    if source != "vllm":
-        path = (folder if source == "auto" else Path(source).expanduser()) / "generation_config.json"
-        if path.is_file():
-            found = _read_object(path)
-        elif source != "auto":
-            raise GenerationConfigError(f"--generation-config: there is no {path}")
-    return {**found, **overrides}
-
-
-def read_defaults(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, float | int]:
-    """The defaults of sampling that a generation config has."""
-    merged = read_generation_config(folder, source, overrides)
-    defaults: dict[str, float | int] = {}
-    for key, name in _DEFAULTS.items():
-        value = merged.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise GenerationConfigError(f"generation config: {key} must be a number, got {value!r}")
-        defaults[name] = value
-    return defaults
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise GenerationConfigError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise GenerationConfigError(f"{path.name} must hold an object")
-    return content

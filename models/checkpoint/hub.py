@@ -43,6 +43,9 @@ _PACKAGED = {
 """Published models that packages carry, by their short names: where in its package each lies, how to install
 it, and its hub id."""
 SHORT_NAMES = ("demo", *_PACKAGED)
+_SMOLLM2 = ("smollm2", *(f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M", "1.7B")))
+ADVISED_SAMPLING = {name: {"temperature": 0.2, "top_p": 0.9} for name in _SMOLLM2}
+"""The sampling that authors advise on the pages of models whose checkpoints say nothing of it."""
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm")
 _OF_ADAPTERS = ("adapter_model.safetensors", "*.json", "*.jinja")

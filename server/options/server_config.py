@@ -164,7 +164,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Role of the answers in chat."""
 
     generation_config: Annotated[str, Doc(ANSWERS)] = "auto"
-    """Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder."""
+    """Sampling defaults: auto is the model's own or its authors', vllm neutral ones, or a folder."""
     override_generation_config: Annotated[dict[str, object], Doc(ANSWERS)] = {}
     """Sampling defaults to put over those."""
     max_logprobs: Annotated[int, Doc(ANSWERS, least=-1)] = 20

@@ -18,8 +18,9 @@ from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import JINA_RANKING, PoolingConfig, read_pooling
 from server.answers.format_detection import describe_format
 from server.answers.parser_plugins import load_parsers
-from server.model_facts import GENERATE, Facts, read_defaults, read_generation_config, score_type
+from server.model_facts import GENERATE, Facts, score_type
 from server.options.server_config import ServerConfig
+from server.requests.generation_config import read_defaults, read_generation_config
 from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
@@ -106,6 +107,11 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
     pools = set(tasks) != {GENERATE}
     pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
     max_text_len = _max_text_len(config, ready, pooling)
+    defaults = read_defaults(
+        folder, config.engine.model, config.generation_config, config.override_generation_config
+    )
+    if GENERATE in tasks:
+        _log.info("answers are drawn with %s, unless a request says otherwise", defaults)
     facts = Facts(
         model_names=config.model_names,
         root=config.root,
@@ -113,7 +119,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         ready=ready,
         max_model_len=ready.worker.max_model_len if GENERATE in tasks else max_text_len,
         eos_token_ids=tuple(dict.fromkeys(ends)),
-        defaults=read_defaults(folder, config.generation_config, config.override_generation_config),
+        defaults=defaults.values,
         max_logprobs=config.max_logprobs,
         max_text_len=max_text_len,
         pooling=pooling,

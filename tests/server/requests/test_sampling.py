@@ -9,7 +9,7 @@ from fake_frontend import byte_tokenizer
 from model_facts import READY, changed
 
 from server.errors import BadRequest
-from server.model_facts import Facts, GenerationConfigError, Limits, read_defaults
+from server.model_facts import Facts, Limits
 from server.requests.sampling import SamplingParams
 from worker.protocol import Sampling
 
@@ -192,27 +192,6 @@ def test_prompts_that_leave_no_room() -> None:
         "than the maximum model length of 100."
     )
     assert resolved(prompt_len=99)[0].max_tokens == 1
-
-
-def test_generation_config(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder, other = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("other")
-    (folder / "generation_config.json").write_text(
-        '{"temperature": 0.6, "top_k": 20, "max_new_tokens": 8, "do_sample": true, "eos_token_id": [1]}'
-    )
-    assert read_defaults(folder, "auto", {}) == {"temperature": 0.6, "top_k": 20, "max_tokens": 8}
-    assert read_defaults(folder, "vllm", {}) == {}
-    assert read_defaults(folder, "vllm", {"min_p": 0.1}) == {"min_p": 0.1}
-    assert read_defaults(folder, "auto", {"temperature": 0}) == {
-        "temperature": 0,
-        "top_k": 20,
-        "max_tokens": 8,
-    }
-    assert read_defaults(other, "auto", {}) == {}
-    assert read_defaults(other, str(folder), {})["top_k"] == 20
-    with pytest.raises(GenerationConfigError, match="there is no"):
-        read_defaults(folder, str(other), {})
-    with pytest.raises(GenerationConfigError, match="top_p must be a number"):
-        read_defaults(folder, "auto", {"top_p": "x"})
 
 
 def test_null_and_a_single_stop_string_are_accepted() -> None:
