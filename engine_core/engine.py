@@ -141,7 +141,8 @@ class Engine:
         disk = None if self._scheduler.disk is None else self._scheduler.disk.next_deadline
         plan = self._scheduler.pace.plan_at
         late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
-        times = (disk, self._scheduler.deadlines.next, plan if late else None, self._intake.next_look)
+        own = (disk, self._scheduler.deadlines.next, plan if late else None)
+        times = (*own, self._intake.next_look, self._scheduler.results.late.next_look(time.monotonic()))
         return min((at for at in times if at is not None), default=None)
 
     def prepare(self, *, wait: bool = False) -> bool:
@@ -251,6 +252,9 @@ class Engine:
         planned = None
         if self._joint is not None:
             self._joint.receive()
+        self._intake.heed()
+        if late := self._scheduler.results.late:
+            self._collect(late.settle(time.monotonic(), wait=wait and self.idle))
         if self._intake.is_busy:
             self._intake.advance(wait=wait and self.idle)
             self._collect(self._intake.take_outputs())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+import time
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,10 +20,16 @@ from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Add, Failed, Grammar, Spelling
 
 if TYPE_CHECKING:
-    from engine_core.grammar.compiler import Compiled, GrammarCompiler
+    from engine_core.grammar.compiler import GrammarCompiler, Outcome
+    from engine_core.grammar.grammar_threads import Job
 
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
+
+_MOST_WAITING = 0.05
+"""The seconds after which one who waits looks whether a grammar takes too long."""
+MOST_BY_OWNER = 64
+"""The requests of one owner that wait for grammars, or compile them, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +40,30 @@ class QueuedRequest:
     request: Add
     grammar: Grammar
     compiler: GrammarCompiler
-    compiled: Future[Compiled]
+    compiled: Job[Outcome]
     paused: bool = False
     """Whether nothing shall be computed for it yet."""
 
+    @property
+    def deadline(self) -> float | None:
+        """When it has been compiled for as long as it may be, if that has begun."""
+        from engine_core.grammar.compiler import COMPILE_SECONDS
+
+        return None if self.compiled.started is None else self.compiled.started + COMPILE_SECONDS
+
+    def is_settled(self, now: float) -> bool:
+        """Whether it is compiled, or takes too long."""
+        return self.compiled.done() or ((deadline := self.deadline) is not None and now > deadline)
+
     def outcome(self) -> TokenMatcher | Failed:
         """The matcher of its answer, or the answer to a request whose grammar cannot be followed."""
+        from engine_core.grammar.compiler import took_too_long
+
         try:
-            return self.compiler.matcher(self.compiled.result(), self.grammar)
+            if not self.compiled.done():
+                self.compiler.abandon(self.grammar, self.compiled)
+                raise took_too_long()
+            return self.compiler.matcher(self.compiled.outcome(), self.grammar, self.request.owner)
         except GrammarError as error:
             return Failed(id=self.request.id, code=400, message=str(error))
         except Exception:
@@ -83,18 +106,39 @@ class CompileQueue:
         compiler = self._compiler
         if compiler is None:
             raise ValueError("a request with a grammar came before the spelling of tokens")
-        compiled = compiler.compile(grammar)
+        compiled = compiler.compile(grammar, request.owner)
         self._requests[client, request.id] = QueuedRequest(client, request, grammar, compiler, compiled)
 
+    def refusal(self, request: Add) -> Failed | None:
+        """Why another grammar of this owner cannot be taken in now."""
+        owner = request.owner
+        queued = sum(each.request.owner == owner for each in self._requests.values())
+        if queued >= MOST_BY_OWNER:
+            return Failed(request.id, 503, f"{queued} grammars of yours wait already: try again later")
+        if self._compiler is not None and self._compiler.refuses(owner):
+            return Failed(request.id, 503, "grammars of yours took too long and still run: try again later")
+        return None
+
     def leave(self) -> list[QueuedRequest]:
-        """Return the requests whose grammar is compiled, which are not here any more."""
+        """Return the requests whose grammar is compiled or took too long, which are not here any more."""
         self._done.silence()
-        keys = [key for key, queued in self._requests.items() if queued.compiled.done()]
+        now = time.monotonic()
+        keys = [key for key, queued in self._requests.items() if queued.is_settled(now)]
         return [self._requests.pop(key) for key in keys]
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The time by which `leave` must be called, though nothing is compiled."""
+        deadlines = [queued.deadline for queued in self._requests.values()]
+        return min((at for at in deadlines if at is not None), default=None)
+
     def discard(self, keys: Iterable[Key]) -> list[Key]:
-        """Let requests go that nobody waits for any more; returns those that were here."""
-        return [key for key in keys if self._requests.pop(key, None) is not None]
+        """Let requests go that nobody waits for any more, with their work; returns those that were here."""
+        found = [key for key in keys if key in self._requests]
+        for queued in [self._requests.pop(key) for key in found]:
+            if all(other.compiled is not queued.compiled for other in self._requests.values()):
+                queued.compiler.abandon(queued.grammar, queued.compiled)
+        return found
 
     def keys(self) -> list[Key]:
         """The requests that are here."""
@@ -106,11 +150,18 @@ class CompileQueue:
                 self._requests[key].paused = paused
 
     def wait(self) -> None:
-        """Wait until a grammar is compiled."""
-        wait([queued.compiled for queued in self._requests.values()], return_when=FIRST_COMPLETED)
+        """Wait until a grammar is compiled, or takes too long."""
+        self._done.silence()
+        while not any(queued.is_settled(time.monotonic()) for queued in self._requests.values()):
+            self._done.wait(_MOST_WAITING)
+            self._done.silence()
+
+    def heed(self) -> None:
+        """Let polls wait again. Call this before late matchers are looked at."""
+        self._done.silence()
 
     def register(self, poller: zmq.Poller) -> None:
-        """Let polls wake when a grammar is compiled."""
+        """Let polls wake when a grammar is compiled, or a matcher is late no more."""
         self._done.register(poller)
 
     def stop(self) -> None:
@@ -126,6 +177,7 @@ class _Bell:
     """
 
     def __init__(self) -> None:
+        self._rung = threading.Event()
         self._ends: tuple[socket.socket, socket.socket] | None = None
         self._poller: zmq.Poller | None = None
 
@@ -139,13 +191,20 @@ class _Bell:
             poller.register(self._ends[0], zmq.POLLIN)
             self.ring()  # a grammar may be compiled already
 
+    def wait(self, seconds: float) -> None:
+        self._rung.wait(seconds)
+
     def ring(self) -> None:
+        self._rung.set()
         if self._ends is not None:
             with suppress(OSError):  # full, so that it can be read already; or closed
                 self._ends[1].send(b"\0")
 
     def silence(self) -> None:
         """Call this before looking, so that what is done afterwards can be read."""
+        if not self._rung.is_set():
+            return
+        self._rung.clear()
         if self._ends is not None:
             with suppress(BlockingIOError):
                 self._ends[0].recv(4096)

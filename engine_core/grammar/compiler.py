@@ -1,24 +1,28 @@
-"""Compiles grammars in a thread of its own, and keeps what it has compiled.
+"""Compiles grammars in threads, and keeps what it has compiled.
 
-llguidance lets go of the interpreter's lock while it compiles, so that the engine's steps go on. A thread and
-not a process: a compiled grammar cannot be handed over, and whatever takes too long or too much memory has
-been found out before by the server's process that checks grammars.
+llguidance lets go of the interpreter's lock while it compiles, so that the engine's steps go on. Threads and
+not processes: a compiled grammar cannot be handed over, and most of what takes too long or too much memory
+has been found out before by the server's process that checks grammars.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import tokenizers
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
 from engine_core.grammar import llguidance_matcher
-from engine_core.grammar.llguidance_matcher import GrammarMatcher, llguidance_grammar
+from engine_core.grammar.grammar_threads import GrammarThreads, Job
+from engine_core.grammar.llguidance_matcher import Compiled, GrammarMatcher, llguidance_grammar
 from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Grammar, Spelling
 
@@ -30,32 +34,51 @@ _BYTES_EACH, _BYTES_PER_CHARACTER = 128 << 10, 64
 
 _LONGEST_ERROR = 300
 
+COMPILE_SECONDS = 1.0
+"""The most seconds that compiling one grammar may take."""
+PATIENCE = 0.005
+MOST_COMPILING = 2
+"""The grammars that are compiled at a time, of different owners."""
+MOST_FOLLOWING, MOST_FOLLOWING_BY_OWNER = 4, 2
+"""The answers that are followed at a time, and those of one owner."""
 
 _log = logging.getLogger(__name__)
 
-Compiled = LLMatcher | GrammarError
-"""A grammar at its beginning, or why there is none."""
+Outcome = Compiled | GrammarError
+"""A compiled grammar, or why there is none."""
 
 
 class GrammarCompiler:
-    def __init__(self, spelling: Spelling, vocab_size: int, folder: str, on_done: Callable[[], None]) -> None:
-        """`on_done` is called from the thread whenever a grammar is compiled."""
+    def __init__(
+        self,
+        spelling: Spelling,
+        vocab_size: int,
+        folder: str,
+        on_done: Callable[[], None],
+        patience: float = PATIENCE,
+    ) -> None:
+        """`on_done` is called from a thread when a grammar is compiled, or a matcher that was late is not.
+
+        `patience`: the seconds for which the engine waits for what comes behind one token.
+        """
         self._vocab_size = vocab_size
-        self._on_done = on_done
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._vocabulary = self._thread.submit(_make_vocabulary, spelling, vocab_size, folder)
-        self._kept: OrderedDict[bytes, tuple[Future[Compiled], int]] = OrderedDict()
+        self._vocabulary = Future[LLTokenizer]()
+        begin = partial(_make_vocabulary_in, self._vocabulary, spelling, vocab_size, folder)
+        Thread(target=begin, name="vocabulary", daemon=True).start()
+        self._compiling = GrammarThreads(MOST_COMPILING, 1, on_done)
+        self._following = GrammarThreads(MOST_FOLLOWING, MOST_FOLLOWING_BY_OWNER, on_done, patience)
+        self._kept: OrderedDict[bytes, tuple[Job[Outcome], int]] = OrderedDict()
         """What is compiled or being compiled, by digest, the one used last at the end; with its bytes."""
         self._kept_bytes = 0
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """The compiled grammar, which may be there already."""
-        digest = hashlib.sha256(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()
+    def compile(self, grammar: Grammar, owner: str = "") -> Job[Outcome]:
+        """The compiled grammar, which may be there already; otherwise it is the owner's work."""
+        digest = _digest(grammar)
         if (known := self._kept.get(digest)) is not None:
             self._kept.move_to_end(digest)
             return known[0]
-        compiled = self._thread.submit(_compile, self._vocabulary, grammar)
-        compiled.add_done_callback(lambda _: self._on_done())
+        compiled = self._compiling.submit(owner, partial(_compile, self._vocabulary, grammar))
+        compiled.rings = True
         size = _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text)
         self._kept[digest] = compiled, size
         self._kept_bytes += size
@@ -64,32 +87,67 @@ class GrammarCompiler:
             self._kept_bytes -= dropped
         return compiled
 
-    def matcher(self, compiled: Compiled, grammar: Grammar) -> GrammarMatcher:
+    def refuses(self, owner: str) -> bool:
+        """Whether grammars of this owner that took too long still keep threads."""
+        return self._compiling.refuses(owner) or self._following.refuses(owner)
+
+    def abandon(self, grammar: Grammar, job: Job[Outcome]) -> None:
+        """Do not compile a grammar for which nobody waits any more."""
+        self._compiling.abandon(job)
+        digest = _digest(grammar)
+        if (known := self._kept.get(digest)) is not None and known[0] is job:
+            self._kept_bytes -= self._kept.pop(digest)[1]
+
+    def matcher(self, compiled: Outcome, grammar: Grammar, owner: str = "") -> GrammarMatcher:
         """A matcher at the beginning of a compiled grammar. Raises GrammarError if it is none."""
         if isinstance(compiled, GrammarError):
             raise GrammarError(*compiled.args)  # a new one: those that are kept would gather tracebacks
-        return GrammarMatcher(compiled, grammar, self._vocab_size)
+        return GrammarMatcher(compiled, grammar, self._vocab_size, self._following, owner)
 
     def stop(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Compile nothing more. Answers that have begun are followed on."""
+        self._compiling.stop()
 
 
-def _compile(vocabulary: Future[LLTokenizer], grammar: Grammar) -> Compiled:
+def took_too_long() -> GrammarError:
+    return GrammarError(
+        f"the grammar of the answer takes more than {COMPILE_SECONDS:g} seconds to compile: make it simpler"
+    )
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.sha256(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()
+
+
+def _compile(
+    vocabulary: Future[LLTokenizer], grammar: Grammar, job: Job[Outcome], executor: LLExecutor
+) -> Outcome:
+    tokenizer = vocabulary.result()
+    job.started = time.monotonic()  # the vocabulary is nobody's work
     text = llguidance_grammar(grammar.kind, grammar.text)
-    compiled = LLMatcher(vocabulary.result(), text, limits=llguidance_matcher.LIMITS, log_level=0)
+    compiled = LLMatcher(tokenizer, text, limits=llguidance_matcher.LIMITS, log_level=0)
     # Most of the lexer's work is done for the first bound, and shared by all copies.
-    first = compiled.deep_copy()
+    first, bits = compiled.deep_copy(), b""
     if not first.is_error():
-        first.compute_bitmask()
+        bits = first.compute_bitmask()
     if first.is_error():
         return GrammarError(f"the grammar of the answer cannot be used: {_in_short(first.get_error())}")
-    return compiled
+    ends = sum(1 << end for end in set(tokenizer.eos_tokens))
+    size = 4 * -(-tokenizer.vocab_size // 32)
+    return Compiled(compiled, bits, size, ends, LLMatcher(tokenizer, "start: nothing", log_level=0))
 
 
 def _in_short(error: str) -> str:
     """The first line of an error without the remark that it could be longer; a bare name says nothing."""
     line = error.replace("<non-verbose/>", "").strip().partition("\n")[0].strip()
     return line[:_LONGEST_ERROR] if " " in line else "it allows no text"
+
+
+def _make_vocabulary_in(made: Future[LLTokenizer], spelling: Spelling, size: int, folder: str) -> None:
+    try:
+        made.set_result(_make_vocabulary(spelling, size, folder))
+    except BaseException as error:
+        made.set_exception(error)
 
 
 def _make_vocabulary(spelling: Spelling, size: int, folder: str) -> LLTokenizer:

@@ -20,7 +20,10 @@ class TokenMatcher(Protocol):
 
     Each sequence has a matcher of its own, which is asleep while any token may come. `take` gets every token
     of the answer once, in order; a sequence that is preempted keeps its matcher as it keeps its tokens. Both
-    `take` and `bound` may raise GrammarError, which ends this one request.
+    `take`, `settle` and `bound` may raise GrammarError, which ends this one request.
+
+    A matcher whose computing takes long is `late` behind a token: nothing else is known of it until `settle`
+    has returned true, and its sequence is in no step meanwhile.
     """
 
     def take(self, token: int, *, wakes: bool = True) -> None:
@@ -49,8 +52,22 @@ class TokenMatcher(Protocol):
         """
         ...
 
+    @property
+    def late(self) -> bool:
+        """Whether what comes behind the last token is still being computed."""
+        ...
+
+    def settle(self, wait: float = 0.0) -> bool:
+        """Go on if what was late is done, waiting for it for so many seconds; returns whether it is."""
+        ...
+
+    def abandon(self) -> None:
+        """Let what is being computed go: the answer has ended."""
+        ...
+
     def fork(self) -> TokenMatcher:
-        """Another matcher at the same place, which goes its own way until the next fork is asked for."""
+        """Another matcher at the same place, which goes its own way until this one goes on. It is never late,
+        but raises GrammarError for what takes long."""
         ...
 
     def forced(self) -> list[int]:
@@ -118,6 +135,17 @@ class ThinkingMatcher:
         if nearly_spent and (self._open or self._thinking.opens):
             return True
         return self._grammar is not None and self._grammar.binds
+
+    @property
+    def late(self) -> bool:
+        return self._grammar is not None and self._grammar.late
+
+    def settle(self, wait: float = 0.0) -> bool:
+        return self._grammar is None or self._grammar.settle(wait)
+
+    def abandon(self) -> None:
+        if self._grammar is not None:
+            self._grammar.abandon()
 
     def fork(self) -> ThinkingMatcher:
         fork = copy(self)  # its list of tokens is never changed, but replaced

@@ -43,6 +43,11 @@ class Intake:
         if self._compile_queue is not None:
             self._compile_queue.register(poller)
 
+    def heed(self) -> None:
+        """Note what threads for grammars have told, before it is looked at."""
+        if self._compile_queue is not None:
+            self._compile_queue.heed()
+
     def __len__(self) -> int:
         """The number of requests here."""
         waiting = 0 if self.adapters is None else self.adapters.waiting
@@ -62,7 +67,9 @@ class Intake:
     @property
     def next_look(self) -> float | None:
         """The time by which `advance` must be called, though nothing has happened."""
-        return None if self.adapters is None else self.adapters.next_look
+        adapters = None if self.adapters is None else self.adapters.next_look
+        compiled = self._compile_queue.next_deadline if self._compile_queue else None
+        return adapters if compiled is None else compiled if adapters is None else min(adapters, compiled)
 
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
@@ -94,6 +101,8 @@ class Intake:
             return refused
         if (client, request.id) in self._compile_queue:
             return Failed(id=request.id, code=400, message="a live request has the same id")
+        if refused := self._compile_queue.refusal(request):
+            return refused
         self._compile_queue.add(client, request, grammar)
         self._take_compiled()  # it may be known
         return None

@@ -13,6 +13,7 @@ from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.drafts import Drafts
+from engine_core.scheduling.late_matchers import LateMatchers
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.failed_steps import Suspects
@@ -57,6 +58,8 @@ class StepResults:
         self._drafts = drafts
         self._preempt = preempt
         self._end = end
+        self.late = LateMatchers(paused, preempt, end)
+        """The sequences that sit steps out."""
 
     def land(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
@@ -127,7 +130,8 @@ class StepResults:
 
         A matcher must have taken every token before the one that it bounds, and the step's forward may run
         meanwhile. What comes behind guesses is told at once, as if they held. Rows whose outcome nobody
-        wants may sample anything. A request whose text cannot go on ends, and `outputs` gets its answer.
+        wants may sample anything, and nobody wants that of a sequence whose matcher is late. A request whose
+        text cannot go on ends, and `outputs` gets its answer.
         """
         number = planned.step.number
         rows: dict[int, Bound | None] = {}
@@ -141,8 +145,12 @@ class StepResults:
                 if seq.wants(number) and seq.matcher is not None:
                     if len(seq.tokens) - seq.prompt_len < row.output_index:
                         return None
+                    if seq.matcher.late:
+                        self.late.add(seq)
                     wanted.append((row, seq, seq.matcher))
         for row, seq, matcher in wanted:
+            if not seq.wants(number):
+                continue  # its matcher is late
             try:
                 rows[row.slot], *behind = find_bounds(matcher, row.guesses)
             except GrammarError as error:
@@ -174,7 +182,7 @@ class StepResults:
                     break
             seq.tokens.append(token)
             count += 1
-            if finish := finish_reason(seq, token):
+            if (finish := finish_reason(seq, token)) or (seq.matcher is not None and seq.matcher.late):
                 break
         if seq.apart:
             self._suspects.acquit(seq)
@@ -200,6 +208,8 @@ class StepResults:
         )
         if finish:
             self._end(seq)
+        elif not refused and seq.matcher is not None and seq.matcher.late:
+            self.late.add(seq)
         return [answer, self._fail(seq, 400, refused)] if refused else [answer]
 
     def _fail(self, seq: Sequence, code: int, reason: str) -> Failed:
@@ -229,6 +239,8 @@ def finish_reason(seq: Sequence, token: int) -> Finish | None:
         and outputs_before >= params.min_tokens
     ):
         return "stop"
+    if seq.matcher is not None and seq.matcher.late:
+        return None  # it may be complete
     if seq.matcher is not None and seq.matcher.complete:
         return "stop"
     return "length" if len(seq.tokens) >= seq.limit else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from server.answers.formats.call_format import ANY_OBJECT, ToolForm, Unenforceab
 from server.answers.parser_plugins import load_parsers
 from server.errors import ApiError, BadRequest, Internal
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, build_grammar, unknown_keywords, validate
-from server.grammars.grammar_limits import check_schema
+from server.grammars.grammar_limits import check_schema, too_complex
 from server.grammars.json_schema import prepare_schema
 from server.offload.messages import NO_MEMORY, SentError, answer_questions, sent_error
 from worker import child, logs
@@ -120,6 +121,9 @@ def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
     return BadRequest(f"The schema of a tool cannot be used: {what[:300]}", asked.field)
 
 
+_TOO_SLOW = "What is asked of the answer cannot be followed in the time that it may take"
+_SIMPLER = "Have fewer alternatives that begin alike, and no rule that repeats itself in many ways."
+
 MUCH, TOO_MUCH = 16 << 20, 128 << 20
 """Bytes left behind by grammars: so many are given back to the system; with so many the process ends."""
 
@@ -138,6 +142,8 @@ class CheckerSetup(msgspec.Struct, frozen=True):
     """The ids of special tokens."""
     memory: int
     """Bytes of address space beyond those that it has when it waits."""
+    processor_seconds: float
+    """What the check of one grammar may take of a processor. The system ends the process that takes more."""
     log_level: str
     parsers: dict[str, str] = {}
     """The operator's files of parsers, by the flags that name them."""
@@ -147,10 +153,17 @@ def main() -> int:
     setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=CheckerSetup)
     logs.setup("grammar checker", setup.log_level)
     load_parsers(setup.parsers)
-    importlib.import_module("llguidance")  # before memory is bounded
+    trial = importlib.import_module("server.grammars.grammar_trial").Trial(setup.tokens)
+    # All that is above is made before memory is bounded.
 
     def verdict(data: bytes) -> bytes:
-        return msgspec.msgpack.encode(check(msgspec.msgpack.decode(data, type=Question), setup.tokens))
+        asked = msgspec.msgpack.decode(data, type=Question)
+        signal.setitimer(signal.ITIMER_PROF, setup.processor_seconds)
+        found = check(asked, setup.tokens)
+        if isinstance(found, AnswerGrammar) and (reason := trial.finds(found)):
+            found = sent_error(too_complex(f"{_TOO_SLOW}: {reason}. {_SIMPLER}", asked.field))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return msgspec.msgpack.encode(found)
 
     with socket.socket(fileno=setup.socket) as connection:
         answer_questions(connection, 1, verdict, memory=setup.memory, much=MUCH, most=TOO_MUCH)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from engine_core.client.client import EngineClient
 from server.answers.format_detection import find_format
-from server.errors import BadRequest, Overloaded, Unavailable
+from server.errors import ApiError, BadRequest, Unavailable
+from server.grammar_checks.check_turns import CheckTurns
 from server.grammar_checks.checker_process import CheckerSetup, Question, Verdict
 from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.grammar_limits import too_complex
@@ -32,12 +36,12 @@ MODULE = "server.grammar_checks.checker_process"
 LONGEST = 1 << 20
 """The most bytes of what is asked. What is read there has smaller limits, each with its own words."""
 MOST_KEPT, MOST_BYTES_KEPT = 1024, 16 << 20
-MOST_WAITING = 64
-"""The most grammars that are checked or wait for it."""
 
 _NO_TEXT = "What is asked of the answer contains half of a surrogate pair, which is no character."
-_BUSY = "The server is reading as many grammars as it can. Try again later."
-_TOO_SLOW = "What is asked of the answer takes more than {:g} seconds to compile."
+_TOO_SLOW = (
+    "What is asked of the answer takes longer to compile, or to follow for a few characters, than it may: "
+    "have fewer alternatives that begin alike, and no rule that repeats itself in many ways."
+)
 _TOO_LARGE = "What is asked of the answer takes more memory to compile than it may."
 
 _log = logging.getLogger(__name__)
@@ -46,9 +50,18 @@ _log = logging.getLogger(__name__)
 class CheckLimits(msgspec.Struct, frozen=True):
     """What the check of one grammar may take. The process is killed that takes more."""
 
-    seconds: float = 2.0
+    seconds: float = 1.5
+    processor_seconds: float = 0.5
     memory: int = 512 << 20
     """Bytes of address space beyond those that the process has when it waits."""
+
+
+@dataclass
+class _UnderWay:
+    """A check, and how many requests wait for it."""
+
+    task: asyncio.Task[Verdict]
+    waiting: int = 0
 
 
 class GrammarChecker:
@@ -69,13 +82,16 @@ class GrammarChecker:
         def setup(descriptor: int) -> bytes:
             known = dict(tokens())
             return msgspec.msgpack.encode(
-                CheckerSetup(descriptor, known, limits.memory, log_level, dict(parsers))
+                CheckerSetup(
+                    *(descriptor, known, limits.memory, limits.processor_seconds, log_level, dict(parsers))
+                )
             )
 
         self._limits = limits
         self._process = AnsweringProcess("grammar checker", MODULE, setup)
-        self._free = asyncio.Lock()
-        self._under_way: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._turns = CheckTurns()
+        self._start: asyncio.Task[None] | None = None
+        self._under_way: dict[bytes, _UnderWay] = {}
         self._kept: OrderedDict[bytes, tuple[Verdict, int]] = OrderedDict()
         """Verdicts by digest, the one used last at the end, and the bytes of each."""
         self._kept_bytes = 0
@@ -84,8 +100,8 @@ class GrammarChecker:
     def pid(self) -> int | None:
         return self._process.pid
 
-    async def check(self, asked: Question) -> AnswerGrammar:
-        """The grammar of what is asked. Raises the error with which the request ends."""
+    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
+        """The grammar of what a request of this owner asks. Raises the error with which the request ends."""
         try:
             data = msgspec.msgpack.encode(asked)
         except UnicodeEncodeError:
@@ -97,30 +113,46 @@ class GrammarChecker:
             self._kept.move_to_end(digest)
             verdict = kept[0]
         else:
-            verdict = await self._new_verdict(digest, data, asked.field)
+            verdict = await self._new_verdict(digest, data, asked.field, owner)
         if isinstance(verdict, SentError):
             raise ReceivedError(verdict)
         return verdict
 
     def kill(self) -> None:
         """Ends the process."""
+        if self._start is not None and not self._start.done():
+            self._start.cancel()
         self._process.kill()
 
-    async def _new_verdict(self, digest: bytes, data: bytes, field: str) -> Verdict:
-        """Check what is new. Whoever asks the same meanwhile waits for the same verdict."""
-        task = self._under_way.get(digest)
-        if task is None:
-            if len(self._under_way) >= MOST_WAITING:
-                raise Overloaded(_BUSY, retry_after=1)
-            task = self._under_way[digest] = asyncio.create_task(self._find(digest, data, field))
-            task.add_done_callback(lambda _: self._under_way.pop(digest, None))
-        return await asyncio.shield(task)  # it is found, and kept, though this client may leave
+    async def _new_verdict(self, digest: bytes, data: bytes, field: str, owner: str) -> Verdict:
+        """Check what is new. Whoever asks the same meanwhile waits for the same verdict; when all of them
+        have left, it is not looked for any more."""
+        if (found := self._under_way.get(digest)) is None:
+            found = _UnderWay(asyncio.create_task(self._find(digest, data, field, owner)))
+            self._under_way[digest] = found
+        found.waiting += 1
+        try:
+            return await asyncio.shield(found.task)
+        finally:
+            found.waiting -= 1
+            if not found.waiting:
+                found.task.cancel()
+                if self._under_way.get(digest) is found:
+                    del self._under_way[digest]
 
-    async def _find(self, digest: bytes, data: bytes, field: str) -> Verdict:
-        async with self._free:
+    async def _find(self, digest: bytes, data: bytes, field: str, owner: str) -> Verdict:
+        async with self._turns.turn(owner):
             verdict = await self._ask(data, field)
         self._keep(digest, verdict)
+        if self._process.pid is None:
+            self._start = asyncio.create_task(self._start_again())
         return verdict
+
+    async def _start_again(self) -> None:
+        """Start the process after it has ended, so that the next grammar does not wait for that."""
+        with suppress(ApiError):
+            async with self._turns.turn(""):
+                await self._process.start()
 
     async def _ask(self, data: bytes, field: str) -> Verdict:
         seconds = self._limits.seconds
@@ -130,10 +162,10 @@ class GrammarChecker:
             raise Unavailable("The process that reads grammars cannot be started.", retry_after=5) from None
         except TimeoutError:
             _log.warning("a grammar of %d bytes took more than %g s to check", len(data), seconds)
-            error = too_complex(_TOO_SLOW.format(seconds), field)
+            error = too_complex(_TOO_SLOW, field)
         except Ended as ended:
             _log.warning("checking a grammar of %d bytes: %s", len(data), ended)
-            error = too_complex(_TOO_LARGE, field)
+            error = too_complex(_TOO_SLOW if ended.code == -signal.SIGPROF else _TOO_LARGE, field)
         return sent_error(error)
 
     def _keep(self, digest: bytes, verdict: Verdict) -> None:
@@ -167,14 +199,14 @@ class ModelGrammars:
         )
         self._spelled: Tokenizer | None = None
 
-    async def check(self, asked: Question) -> AnswerGrammar:
-        """The grammar of what is asked. Raises the error with which the request ends."""
+    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
+        """The grammar of what a request of this owner asks. Raises the error with which the request ends."""
         if self._spelled is self._model.tokenizer:
-            return await self._checker.check(asked)
+            return await self._checker.check(asked, owner)
         # With the first grammar and not before. In a thread, as a large vocabulary takes half a second.
         tokenizer, ends = self._model.tokenizer, self._model.facts.eos_token_ids
         work = asyncio.to_thread(tokenizer.spelling, ends, self._marks())
-        grammar, spelling = await asyncio.gather(self._checker.check(asked), work)
+        grammar, spelling = await asyncio.gather(self._checker.check(asked, owner), work)
         self._client.spell(spelling)
         self._spelled = tokenizer
         return grammar

@@ -72,6 +72,9 @@ class AnsweringProcess:
             try:
                 async with asyncio.timeout(seconds):
                     return await process.ask(frames)
+            except asyncio.CancelledError:
+                self.kill()  # its answer would be taken for that to the next question
+                raise
             except TimeoutError:
                 await self._end(process)
                 raise
@@ -115,6 +118,9 @@ class AnsweringProcess:
             code = await self._end(process, ENDING_SECONDS)
             _log.error("the process '%s' did not start: %s", self._name, child.describe_exit(code))
             raise CannotStart from None
+        except asyncio.CancelledError:
+            process.kill()
+            raise
         return process
 
     async def _end(self, process: _Running, seconds: float = 0.0) -> int:

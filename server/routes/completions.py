@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine_core.client.in_flight import AddOptions
+from server.access.client_identity import caller_of
 from server.answers.answer_format import NO_REASONING
 from server.answers.format_detection import find_format
 from server.api.completions import (
@@ -75,7 +76,7 @@ async def _plan(
 ) -> tuple[list[AddOptions], Sequence[str]]:
     """What the engine is told of the answers to each prompt, and the client of what has no effect."""
     frontend, config, asked = frontend_of(request), config_of(request), body.asked_form()
-    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked)
+    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked, owner=caller_of(request).owner)
     bounds = [plan.bounds for _ in prompts]
     if body.thinking_budget is None:
         return bounds, plan.warnings

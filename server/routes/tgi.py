@@ -68,7 +68,9 @@ async def _begin(
     prompts = await read_texts(request, body, GENERATE_BODY)
     completion = body.completion.model_copy(update={"stream": True, "logprobs": 0} if stream else {})
     admission, asked = admit_answers(request, 1, 1), completion.asked_form()
-    plan = AnswerPlan() if asked is None else await plan_form(frontend_of(request), asked)
+    plan, owner = AnswerPlan(), admission.caller.owner
+    if asked is not None:
+        plan = await plan_form(frontend_of(request), asked, owner=owner)
     sampling = completion.to_sampling()
     call = GenerationCall(*(request, completion, sampling, prompts, "gen-", admission), bounds=[plan.bounds])
     return _TextWriter(call, body), plan.warnings

@@ -1,28 +1,17 @@
 """Keys, quotas, deadlines and rotation on a real server behind a Unix socket."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from live import LiveServer, listens, wait_until
+from live import LiveServer, keys, listens, wait_until
 
 pytestmark = pytest.mark.turns(2)
 
 LONG = 60.0
-KEYS = [sys.executable, "-P", "-c", "from server.main import main; main()", "keys"]
-
-
-def keys(file: Path, *arguments: str) -> str:
-    """Runs `facet keys`; returns what it prints."""
-    done = subprocess.run(
-        [*KEYS, *arguments, "--file", str(file)], capture_output=True, text=True, timeout=LONG, check=True
-    )
-    return done.stdout.strip()
 
 
 @dataclass

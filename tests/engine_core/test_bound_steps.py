@@ -94,7 +94,32 @@ def begin(life: Life, id: int, data: st.DataObject) -> None:
         priority=data.draw(st.integers(0, 2)),
         prompt_len=len(prompt) if begun else 0,
     )
-    life.add(request, language)
+    slow = data.draw(st.sets(st.integers(begun, begun + 9), max_size=4))
+    life.add(request, language, frozenset(slow))
+
+
+def test_who_is_late_sits_steps_out_and_others_go_on() -> None:
+    executor = BoundExecutor(facts())
+    life = Life.of(executor, steps_ahead=1)
+    language = Language(width=20, shortest=50)
+    life.add(Add(0, [3, 4], Sampling(max_tokens=9)), language, frozenset({2, 5}))
+    life.add(Add(1, [5, 6], Sampling(max_tokens=9)), None)
+    while 1 not in life.answers or getattr(life.answers[1][-1], "finish", "failed") is None:
+        life.matchers[0].looks *= 100  # it stays late
+        life.step(wait=True)
+    assert len(life.text(0)) == 2 and life.matchers[0].late
+    life.run()
+    life.check(set())
+
+
+def test_who_leaves_while_it_is_late_leaves_nothing() -> None:
+    life = Life.of(BoundExecutor(facts()))
+    life.add(Add(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50), frozenset({1}))
+    while 0 not in life.matchers or not life.matchers[0].late:
+        life.step(wait=False)
+    life.engine.abort(0, [0])
+    life.step(wait=False)
+    assert not life.engine.busy and life.engine.next_deadline is None
 
 
 def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> None:

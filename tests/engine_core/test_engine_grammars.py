@@ -1,6 +1,5 @@
 """Requests whose grammar is compiled before they are scheduled: where they are, and what sees them there."""
 
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from model_facts import READY, changed
 from scheduler_bench import config
 
 from engine_core.engine import Engine
-from engine_core.grammar.compiler import Compiled, GrammarCompiler
+from engine_core.grammar.compiler import GrammarCompiler, Outcome
+from engine_core.grammar.grammar_threads import Job
 from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Spelling, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Sampling
@@ -50,18 +50,20 @@ def text(outputs: OutputsByClient, id: int, client: int = 0) -> list[int]:
 class SlowCompiler(GrammarCompiler):
     """A compiler that compiles nothing before it is told to."""
 
-    held: list[Future[Compiled]] = []
+    held: list[Job[Outcome]] = []
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
-        self.real = super().compile(grammar)
-        self.held.append(Future())
+    def compile(self, grammar: Grammar, owner: str = "") -> Job[Outcome]:
+        self.real = super().compile(grammar, owner)
+        self.held.append(Job(owner, lambda *_: self.real.outcome()))
         return self.held[-1]
 
     def finish(self) -> None:
+        self.real.wait()
         for one in self.held:
-            one.set_result(self.real.result())
+            one.result = self.real.outcome()
+            one.finish()
         self.held.clear()
-        self._on_done()
+        self._compiling._on_done()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture

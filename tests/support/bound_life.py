@@ -120,11 +120,11 @@ class Life:
         scheduler = Scheduler(config(**options), executor.facts, VOCAB)
         return cls(Engine(READY, scheduler, executor), executor)
 
-    def add(self, request: Add, language: Language | None) -> None:
+    def add(self, request: Add, language: Language | None, slow: frozenset[int] = frozenset()) -> None:
         self.requests[request.id], self.languages[request.id] = request, language
         matcher = None
         if language is not None:
-            matcher = self.matchers[request.id] = ToyMatcher(language)
+            matcher = self.matchers[request.id] = ToyMatcher(language, slow=slow)
         self.engine.add(0, request, matcher)
 
     def run(self) -> None:

@@ -356,7 +356,7 @@ class FakeGrammars:
     def __init__(self, checked: list[Question]) -> None:
         self._checked = checked
 
-    async def check(self, asked: Question) -> AnswerGrammar:
+    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
         self._checked.append(asked)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Question)
         verdict = msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=Verdict)

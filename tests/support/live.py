@@ -268,3 +268,12 @@ def preemptions(server: LiveServer) -> float:
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_preemptions_total")
     )
+
+
+def keys(file: Path, *arguments: str) -> str:
+    """Runs `facet keys`; returns what it prints."""
+    command = [sys.executable, "-P", "-c", "from server.main import main; main()", "keys"]
+    done = subprocess.run(
+        [*command, *arguments, "--file", str(file)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()

@@ -41,9 +41,11 @@ def byte_spelling(*more: bytes, special: int = 0, ends: tuple[int, ...] = ()) ->
 
 
 def matcher_of(grammar: Grammar, spelling: Spelling, size: int) -> GrammarMatcher:
-    compiler = GrammarCompiler(spelling, size, "", lambda: None)
+    compiler = GrammarCompiler(spelling, size, "", lambda: None, patience=60)
     try:
-        return compiler.matcher(compiler.compile(grammar).result(), grammar)
+        job = compiler.compile(grammar)
+        job.wait()
+        return compiler.matcher(job.outcome(), grammar)
     finally:
         compiler.stop()
 

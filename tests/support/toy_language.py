@@ -83,8 +83,13 @@ class ToyMatcher:
     taken: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     """The numbers of tokens that it had taken when it was asked for bounds."""
+    slow: frozenset[int] = frozenset()
+    """The numbers of tokens behind which it is late."""
+    looks: int = 0
+    """How often it is looked at until it is late no more."""
 
     def take(self, token: int, *, wakes: bool = True) -> None:
+        assert not self.late, "a token comes before the one before it is settled"
         assert not self.complete, "a token comes behind the end"
         text = self.language.written(self.taken)
         self.taken.append(token if text is not None or wakes else -1)
@@ -92,8 +97,11 @@ class ToyMatcher:
             raise GrammarError("the token does not fit")
         if text is not None and len(text) + 1 == self.language.breaks:
             raise GrammarError("it became too complex")
+        if len(self.taken) in self.slow:
+            self.looks = 3
 
     def bound(self) -> Bound | None:
+        assert not self.late, "nothing is known of what comes next"
         assert not self.complete, "nothing comes behind the end"
         self.asked.append(len(self.taken))
         text = self.language.written(self.taken)
@@ -106,11 +114,21 @@ class ToyMatcher:
     @property
     def complete(self) -> bool:
         text = self.language.written(self.taken)
-        return text is not None and self.language.complete(text)
+        return text is not None and not self.late and self.language.complete(text)
 
     @property
     def binds(self) -> bool:
         return True
+
+    @property
+    def late(self) -> bool:
+        return self.looks > 0
+
+    def settle(self, wait: float = 0.0) -> bool:
+        self.looks = 0 if wait else max(0, self.looks - 1)
+        return not self.looks
+
+    def abandon(self) -> None: ...
 
     def fork(self) -> ToyMatcher:
         return ToyMatcher(self.language, list(self.taken))

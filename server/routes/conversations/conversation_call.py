@@ -64,10 +64,10 @@ class AnswerPlan:
 
 
 async def plan_answer(
-    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation, owner: str
 ) -> AnswerPlan:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
-    plan = await _plan_calls(frontend, config, chat, conversation)
+    plan = await _plan_calls(frontend, config, chat, conversation, owner)
     budget = chat.thinking_budget
     if plan.format is None or plan.format.thinking is None:
         return plan if budget is None else replace(plan, warnings=[*plan.warnings, NO_REASONING])
@@ -85,13 +85,15 @@ async def plan_form(
     plan: AnswerPlan = AnswerPlan(),
     prompt: str = "",
     calls: AnswerGrammar | None = None,
+    *,
+    owner: str = "",
 ) -> AnswerPlan:
     """The same plan with the form that was asked for. Raises the error that refuses it.
 
     Behind a conversation that ends in `prompt`, reasoning comes before what is bound, and if the model may
     call tools, `calls` may take its place.
     """
-    built = await frontend.grammars.check(asked)
+    built = await frontend.grammars.check(asked, owner)
     ignored = [f"{asked.field}: not enforced: {', '.join(built.ignored)}"] if built.ignored else []
     if plan.format is not None:
         built = _behind(built, plan.format, prompt, calls)
@@ -99,7 +101,7 @@ async def plan_form(
 
 
 async def _plan_calls(
-    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation, owner: str
 ) -> AnswerPlan:
     """Plans calls of tools, and the form of the answer beside them."""
     format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -111,16 +113,16 @@ async def _plan_calls(
         format = find_format(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
     if not names or format.dialect is None:
         plan = AnswerPlan(format if format.thinking else None, warnings=[NO_FORM] if names else [])
-        return plan if form is None else await plan_form(frontend, form, plan, prompt)
+        return plan if form is None else await plan_form(frontend, form, plan, prompt, owner=owner)
     tools = _asked_tools(conversation, names, every=required or level == "parameter")
     several = chat.parallel_tool_calls is not False and not choice.is_named
     if form is not None:
         alone = replace(format, thinking=None)  # the form of the answer says where reasoning stands
         calls = await frontend.grammars.check(
-            ask_for_calls(alone, tools, required=True, several=several, is_thinking=False)
+            ask_for_calls(alone, tools, required=True, several=several, is_thinking=False), owner
         )
         plan = AnswerPlan(format, warnings=_ignored(calls))
-        return await plan_form(frontend, form, plan, prompt, calls)
+        return await plan_form(frontend, form, plan, prompt, calls, owner=owner)
     is_free = choice.mode == "auto" and several and len(names) == len(conversation.tools)
     if is_free and level == "auto" and not any(tool.bound for tool in tools):
         return AnswerPlan(format)
@@ -130,7 +132,7 @@ async def _plan_calls(
         return AnswerPlan(format, warnings=[f"tools: {FREE_CALLS}"])
     is_thinking = format.begins_thinking(prompt)
     built = await frontend.grammars.check(
-        ask_for_calls(format, tools, required=required, several=several, is_thinking=is_thinking)
+        ask_for_calls(format, tools, required=required, several=several, is_thinking=is_thinking), owner
     )
     return AnswerPlan(format, {"grammar": built.for_engine()}, _ignored(built), bool(built.wakes))
 
@@ -280,7 +282,8 @@ async def begin_conversation(
     if window is not None:
         sampling.max_tokens = _room(conversation.prompt.length, window, sampling.max_tokens)
     admission = admit_answers(request, 1, sampling.n)
-    plan = await plan_answer(frontend, config_of(request), chat, conversation)
+    owner = admission.caller.owner
+    plan = await plan_answer(frontend, config_of(request), chat, conversation, owner)
     if plan.format is not None:
         sampling.shown_as = dict(plan.format.marks)
     return ConversationCall(

@@ -1,11 +1,14 @@
 import json
 import random
+import time
 
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
+from real_schemas import real_schemas
 from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, matcher_of, walk
 
+from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.llguidance_matcher import GrammarMatcher, bound_of
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Grammar, Spelling
@@ -140,3 +143,76 @@ def test_a_bound_that_allows_nothing_is_refused() -> None:
         bound_of(bytes(8), 40)
     with pytest.raises(GrammarError, match="allows no token"):
         bound_of(b"\0\0\0\0\0\xff\0\0", 40)
+
+
+SLOW = Grammar("lark", f'start: "x" s\ns: {" | ".join(["s s"] * 120)} | "a"')
+"""It takes some 20 ms behind its third character, and more behind each that follows."""
+
+
+def hurried(grammar: Grammar) -> GrammarMatcher:
+    """A matcher for which the engine does not wait at all."""
+    compiler = GrammarCompiler(BYTES, SIZE, "", lambda: None, patience=0)
+    job = compiler.compile(grammar)
+    assert job.wait(60)
+    return compiler.matcher(job.outcome(), grammar)
+
+
+def test_a_matcher_that_is_late_goes_on_when_it_is_settled() -> None:
+    one = hurried(SLOW)
+    for byte in b"xaa":
+        one.take(byte)
+        assert one.late and not one.complete
+        assert one.settle(60) and not one.late
+    assert allowed_by(one.bound(), SIZE) == [ord("a"), END]
+
+
+def test_tokens_that_come_while_it_is_late_are_taken_behind() -> None:
+    one = hurried(Grammar("regex", "[xy]", wakes=((257,),), again=True))
+    for token in (257, ord("x"), 9, 257, ord("y"), 257):
+        one.take(token)
+    assert one.late and one.settle(60)
+    assert allowed_by(one.bound(), SIZE) == [ord("x"), ord("y")]
+
+
+def test_what_takes_longer_than_it_may_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = hurried(SLOW)
+    one.take(ord("x"))
+    assert one.settle(60)
+    monkeypatch.setattr("engine_core.grammar.llguidance_matcher.TOKEN_SECONDS", 0.0)
+    one.take(ord("a"))
+    with pytest.raises(GrammarError, match="longer to follow than it may, at output token 2: make"):
+        while not one.settle():
+            pass
+
+
+def test_an_answer_has_a_budget_for_all_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_core.grammar.llguidance_matcher.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("engine_core.grammar.llguidance_matcher.SECONDS_EACH", 0.001)
+    one = matcher(SLOW)
+    with pytest.raises(GrammarError, match="longer to follow"):
+        take(one, b"x" + b"a" * 8)
+
+
+def test_others_run_while_a_token_is_followed() -> None:
+    """Were the interpreter's lock held, this thread could not look at the clock meanwhile."""
+    one, longest = hurried(SLOW), 0.0
+    for byte in b"xaaa":
+        one.take(byte)
+        last = time.perf_counter()
+        while not one.settle():
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    assert longest < one._spent / 3  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.turns(2)
+def test_real_schemas_are_followed_within_the_limits() -> None:
+    """No limit of llguidance refuses one: with 5,000 items, one of 900 optional fields was refused."""
+    spelling = demo_spelling()
+    compiler = GrammarCompiler(spelling, size := len(spelling.tokens), "", lambda: None, patience=60)
+    for name, schema in real_schemas().items():
+        grammar = Grammar("json", json.dumps(schema))
+        job = compiler.compile(grammar, name)
+        assert job.wait(60)
+        assert walk(compiler.matcher(job.outcome(), grammar), size, random.Random(name), 24), name
+    compiler.stop()

@@ -25,7 +25,7 @@ THINKS = AnswerFormat(
 
 
 class Grammars:
-    async def check(self, asked: AskedForm) -> AnswerGrammar:
+    async def check(self, asked: AskedForm, owner: str = "") -> AnswerGrammar:
         return build_grammar(asked, {})
 
 
