@@ -14,7 +14,7 @@ from models.checkpoint.files import Stored, read_safetensors
 from models.checkpoint.weights import Weights
 from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
-from models.lora.merging import other_weights
+from models.lora.merging import not_finite, other_weights, two_ranks
 from models.lora.names import Places, ends_cut_off
 from models.lora_config import (
     PREFIX,
@@ -113,7 +113,15 @@ class AdapterPull:
         """What the adapter changes of each layer that it changes, by the layers' places."""
         for at, layer in enumerate(self.layers):
             if self.changes(layer):
-                yield at, self._of_layer(layer)
+                yield at, self._finite(layer, self._of_layer(layer))
+
+    def _finite(self, layer: AdaptedLayer, found: LayerAdapter) -> LayerAdapter:
+        """Returns what the adapter changes of a layer. Refuses numbers that would make all answers NaN."""
+        numbers = (found.a, *(block.b for block in found.blocks), found.factor, found.shift)
+        if all(each is None or bool(each.isfinite().all()) for each in numbers):
+            return found
+        scopes = [place.scope for place in layer.places if place.scope in self._modules]
+        raise not_finite(self.folder, ", ".join(self._modules[scope][0] for scope in scopes))
 
     def changes(self, layer: AdaptedLayer) -> bool:
         return any(place.scope in self._modules for place in layer.places)
@@ -159,6 +167,8 @@ class AdapterPull:
         if a is None or b is None:
             raise AdapterError(f"{self.folder}: {module} has only one of the matrices A and B")
         rank = a.shape[0]
+        if b.shape[-1] != rank:
+            raise two_ranks(self.folder, module, a.shape, b.shape)
         if a.shape != (rank, inputs.size) or b.shape != (outputs, rank):
             raise AdapterError(
                 f"{self.folder}: {module} is {[b.shape[0], a.shape[-1]]} in the adapter, and "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.files import read_safetensors
+from models.lora.merging import not_finite
 from models.lora_config import (
     PREFIX,
     TENSORS_FILE,
@@ -98,3 +99,5 @@ def _check(folder: Path, weight: Tensor, bias: Tensor | None, shape: tuple[int, 
             f"{folder}: a matrix of its head is {list(weight.shape)}, and {list(shape)} fits the model: "
             "serve the base on which it was trained"
         )
+    if not all(each is None or bool(each.isfinite().all()) for each in (weight, bias)):
+        raise not_finite(folder, "its head")

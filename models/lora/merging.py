@@ -116,7 +116,9 @@ class _Merging:
         turned = embeds or (self.config.fan_in_fan_out and len(weight.shape) == 2)
         shape = (b.shape[0], a.shape[1])
         wanted = shape[::-1] if turned else shape
-        if weight.shape != wanted or a.shape[0] != b.shape[1]:
+        if a.shape[0] != b.shape[1]:
+            raise two_ranks(self._folder, module, a.shape, b.shape)
+        if weight.shape != wanted:
             raise AdapterError(
                 f"{self._folder}: {module} is {list(wanted)} in the adapter, and {list(weight.shape)} in the "
                 "base: serve the base on which it was trained"
@@ -127,6 +129,8 @@ class _Merging:
                 whole = None if magnitude else cut
                 base, delta = weight.read(whole).float(), b.read(None).float() @ a.read(None).float()
                 delta = delta.t() if turned else delta  # [vocabulary, size], or as Conv1D stores it
+                if not delta.isfinite().all():
+                    raise not_finite(self._folder, module)
                 total = base + scale * (delta if whole is None else whole.of(delta))
                 if magnitude is not None:
                     lengths = magnitude.read(None).float() / total.norm(dim=0 if turned else 1)
@@ -151,3 +155,15 @@ def other_weights(folder: Path, module: str, saved: Sequence[int], base: Sequenc
         f"{folder}: it brings a full {module} {list(saved)} that is not the base's {list(base)}: "
         "merge it into its base (PEFT's merge_and_unload) and serve the result"
     )
+
+
+def two_ranks(folder: Path, module: str, a: Sequence[int], b: Sequence[int]) -> AdapterError:
+    """The error of matrices A [rank, inputs] and B [outputs, rank] that cannot be multiplied."""
+    return AdapterError(
+        f"{folder}: {module} has matrices of two ranks, A {list(a)} and B {list(b)}: save the adapter again"
+    )
+
+
+def not_finite(folder: Path, module: str) -> AdapterError:
+    """The error of numbers that would make all answers NaN."""
+    return AdapterError(f"{folder}: {module} has NaN or infinite numbers: train the adapter or save it again")

@@ -232,7 +232,8 @@ class ServedAdapters:
             raise BadRequest(str(error), "lora_path") from error
 
     async def _load(self, name: str, source: str, folder: Path | None = None, **options: Any) -> str:
-        """Have all engines load an adapter; returns why one cannot, or an empty text."""
+        """Have all engines load an adapter; returns why one cannot, or an empty text. Clients read of its
+        `folder`, if they have named it, by the name that they know, `source`."""
         try:
             frontend = self.frontend
             given = name, source, frontend.config, frontend.tokenizer, folder
@@ -240,7 +241,8 @@ class ServedAdapters:
         except (ValueError, OSError) as error:
             return str(error) if folder is None else str(error).replace(str(folder), source)
         async with self._lock:
-            return await self._engines.load(replace(adapter, **options))
+            error = await self._engines.load(replace(adapter, **options))
+        return error if folder is None else error.replace(str(folder), source)
 
 
 def open_adapters(frontend: Frontend) -> ServedAdapters | None:

@@ -13,12 +13,14 @@ from drive import Driver, load_ranks, run_in_chunks
 from kernel_levels import BY_TURNS, table_of
 from lora_cases import CASES, EMBEDDINGS, TIED, Case
 from peft_adapters import make_adapter
+from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models import ops
 from models.config import read_config
-from models.lora_config import AdapterError
+from models.lora.folder import make_folder
+from models.lora_config import TENSORS_FILE, AdapterError
 
 PROMPT = random.Random(1).choices(range(5, 300), k=15)
 
@@ -84,6 +86,26 @@ def test_learned_positions_have_no_adapters(tmp_path: Path) -> None:
     shapes = {"transformer.wpe.lora_embedding_A": (4, 8), "transformer.wpe.lora_embedding_B": (16, 4)}
     with pytest.raises(AdapterError, match=r"no layer for transformer\.wpe of the adapter"):
         driver.held[0].read(1, str(write_adapter(tmp_path / "adapter", shapes)))
+
+
+def test_numbers_and_ranks_that_cannot_be_computed_with_are_refused(tmp_path: Path) -> None:
+    base = tiny_checkpoint("LlamaForCausalLM", tmp_path / "base")
+    driver, width = AdaptedDriver(base, {}), read_config(base).hidden_size
+    folder = write_adapter(
+        tmp_path / "a", {f"{Q_PROJ}.lora_A.weight": (4, width), f"{Q_PROJ}.lora_B.weight": (width, 2)}
+    )
+    with pytest.raises(AdapterError, match=rf"two ranks, A \[4, {width}\] and B \[{width}, 2\]"):
+        driver.held[0].read(1, str(folder))
+    shapes = {f"{Q_PROJ}.lora_A.weight": (4, width), f"{Q_PROJ}.lora_B.weight": (width, 4)}
+    for number in (float("nan"), float("inf")):
+        folder = write_adapter(tmp_path / "b", shapes)
+        tensors = load_file(folder / TENSORS_FILE)
+        next(iter(tensors.values()))[0, 0] = number
+        save_file(tensors, folder / TENSORS_FILE)
+        with pytest.raises(AdapterError, match="q_proj has NaN or infinite numbers"):
+            driver.held[0].read(1, str(folder))
+        with pytest.raises(AdapterError, match="q_proj has NaN or infinite numbers"):
+            load_ranks(make_folder(folder, base, tmp_path))
 
 
 def test_what_finds_no_place_is_named_and_nothing_of_it_stays(tmp_path: Path) -> None:

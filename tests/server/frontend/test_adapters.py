@@ -133,6 +133,11 @@ async def test_names_lead_to_no_other_places_and_models(tmp_path: Path) -> None:
     assert "'wide' was found but could not be loaded. " in error.message
     assert str(tmp_path) not in error.message
     assert not engines.loaded
+    write_adapter(inside / "narrow", fields=fields)
+    engines.error = f"{inside / 'narrow'}: q_proj is [8, 8] in the adapter"
+    assert (await error_of(adapters, "narrow")).message.endswith(
+        "loaded. narrow: q_proj is [8, 8] in the adapter"
+    )
 
 
 async def test_repositories_come_after_folders_and_are_downloaded(
