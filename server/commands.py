@@ -31,6 +31,7 @@ from server.options.server_options import Given, read
 from server.run.api_processes import ApiProcesses
 from server.run.start_checks import check_files, check_kept, check_parsers, with_ray
 from worker import logs
+from worker.host.machine import why_too_few_addresses
 
 if TYPE_CHECKING:
     from server.run.model_processes import ModelProcesses
@@ -186,7 +187,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         given = read(arguments, command=command, notes=notes)
         models = given.read_models() if given.has_several else []
         config = with_ray(models[0].config if models else given.config())
-        if reason := why_too_few_descriptors():
+        if reason := why_too_few_descriptors() or why_too_few_addresses():
             raise OptionError(reason)
         check_files(config)
         check_kept(config)

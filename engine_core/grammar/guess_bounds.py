@@ -6,10 +6,9 @@ so nothing has to be taken back where guesses do not hold.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
-from engine_core.grammar.matcher import GrammarError, TokenMatcher
+from engine_core.grammar.matcher import GrammarError, TokenMatcher, allows
 from worker.protocol import Bound
 
 
@@ -38,19 +37,10 @@ def find_bounds(matcher: TokenMatcher, guesses: Sequence[int]) -> list[Bound | N
     ahead = matcher.fork()
     try:
         for guess in guesses:
-            if not _allows(bounds[-1], guess):
+            if not allows(bounds[-1], guess):
                 break
             ahead.take(guess)
             bounds.append(ahead.bound())
     except GrammarError:
         pass  # the matcher itself meets the same error when the tokens before it have been sampled
     return bounds
-
-
-def _allows(bound: Bound | None, token: int) -> bool:
-    if bound is None:
-        return True
-    if bound.form == "bits":
-        at = token // 8
-        return at < len(bound.data) and bool(bound.data[at] >> token % 8 & 1)
-    return (token in array("i", bound.data)) == (bound.form == "allowed")

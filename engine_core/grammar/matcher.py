@@ -78,9 +78,10 @@ class TokenMatcher(Protocol):
 class ThinkingMatcher:
     """Follows the thinking of an answer, keeps it to its budget, and passes tokens on to its grammar.
 
-    While the answer thinks, a grammar sleeps, or lets any token pass: a call that is only mentioned there is
+    While the answer thinks, a grammar sleeps, or lets any text pass: a call that is only mentioned there is
     none. All thinking of an answer has one budget. When that is spent, the marker that closes the thinking is
-    all that may come; what opens again is closed at once.
+    all that may come; what opens again is closed at once. A grammar that is awake there delays the marker by
+    the tokens of a character that has begun.
     """
 
     def __init__(self, thinking: Thinking, ahead: int, grammar: TokenMatcher | None) -> None:
@@ -112,9 +113,10 @@ class ThinkingMatcher:
             self._tail = []
 
     def bound(self) -> Bound | None:
-        if rest := self._due():
+        bound = None if self._grammar is None else self._grammar.bound()
+        if (rest := self._due()) and allows(bound, rest[0]):
             return Bound("allowed", array("i", rest[:1]).tobytes())
-        return None if self._grammar is None else self._grammar.bound()
+        return bound
 
     def _due(self) -> list[int]:
         """What is left of the marker that closes the thinking, if its budget is spent."""
@@ -158,6 +160,15 @@ class ThinkingMatcher:
     def _ends_with(self, tokens: Sequence[int]) -> bool:
         count = len(tokens)
         return not count or self._tail[-count:] == list(tokens)
+
+
+def allows(bound: Bound | None, token: int) -> bool:
+    if bound is None:
+        return True
+    if bound.form == "bits":
+        at = token // 8
+        return at < len(bound.data) and bool(bound.data[at] >> token % 8 & 1)
+    return (token in array("i", bound.data)) == (bound.form == "allowed")
 
 
 def catch_up(matcher: TokenMatcher, request: Add) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -43,9 +44,9 @@ _decode_asked = msgspec.json.Decoder(_Asked).decode
 
 
 def read_line(raw: bytes) -> BatchLine:
-    """The request in a line. Raises LineFault."""
+    """The request in a line. A byte order mark before it is passed over. Raises LineFault."""
     try:
-        line = _decode_line(raw)
+        line = _decode_line(raw.removeprefix(BOM_UTF8))
         asked = _decode_asked(line.body)
     except msgspec.ValidationError:
         raise LineFault(

@@ -36,7 +36,7 @@ class Delta(msgspec.Struct, gc=False):
     logprobs: list[TokenLogprobs] = []
     """Logprobs of each of token_ids, if asked for."""
     widths: list[int] = []
-    """The characters that each token has added to the text, if the answer is read (`shown_as`). Text that is
+    """The characters that each token has added to the text, if `shown_as` is given. Text that is
     held back, because it may become a stop string, is counted too."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None

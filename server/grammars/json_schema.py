@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from server.errors import BadRequest
+from server.grammars.number_bounds import check_constants, enforceable_bounds
+from server.grammars.string_patterns import for_json_string
 
 Schema = dict[str, Any]
 
@@ -53,15 +55,17 @@ def prepare_schema(schema: Schema, param: str, *, closed: bool | None, counts: b
     """
     _check_references(schema, param)
     stay_open = set[int]() if closed is False else _extended(schema)
-    return _prepared(schema, stay_open, closed, counts=counts)
+    return _prepared(schema, param, stay_open, closed, counts=counts)
 
 
-def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, counts: bool) -> Schema:
+def _prepared(
+    schema: Schema, param: str, stay_open: set[int], closed: bool | None, *, counts: bool
+) -> Schema:
     found: Schema = {}
     uncounted = () if counts or "properties" not in schema else _COUNTING
 
     def prepared(part: Schema) -> Schema:
-        return _prepared(part, stay_open, closed, counts=counts)
+        return _prepared(part, param, stay_open, closed, counts=counts)
 
     for name, value in schema.items():
         is_neutral = name in _NEUTRAL and _same(value, _NEUTRAL[name])
@@ -71,7 +75,18 @@ def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, count
     if closed is not False and id(schema) not in stay_open and _may_close(schema, always=bool(closed)):
         found.pop("unevaluatedProperties", None)
         found["additionalProperties"] = False
+    _make_exact(found, param)
     return found
+
+
+def _make_exact(schema: Schema, param: str) -> None:
+    """Write what llguidance would understand a little differently so that no answer is wrong."""
+    schema.update(enforceable_bounds(schema, param))
+    check_constants([schema.get("const"), schema.get("enum")], param)
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = for_json_string(pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        schema["patternProperties"] = {for_json_string(name): each for name, each in patterns.items()}
 
 
 def _with_schemas(keyword: str, value: object, change: Callable[[Schema], Schema]) -> object:

@@ -89,7 +89,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     spaces_between_special_tokens: bool = True
     """Accepted and without effect: tokenizers of the `tokenizers` library put no spaces there."""
     shown_as: dict[int, str] | None = None
-    """Text to show in place of tokens, hidden ones too. None unless answers are read for calls."""
+    """Text to show in place of tokens, hidden ones too. If given, deltas have the width of each token."""
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """The form of the outputs of `AsyncLLM` and `LLMEngine`; `LLM` and HTTP have their own forms."""

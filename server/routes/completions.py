@@ -26,7 +26,7 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.reading.body_table import COMPLETION
 from server.reading.prompts import Prompt
-from server.routes.conversations.conversation_call import AnswerPlan, plan_form
+from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
 from server.routes.request_context import (
     GENERATES,
@@ -77,6 +77,7 @@ async def _plan(
     """What the engine is told of the answers to each prompt, and the client of what has no effect."""
     frontend, config, asked = frontend_of(request), config_of(request), body.asked_form()
     plan = AnswerPlan() if asked is None else await plan_form(frontend, asked, owner=caller_of(request).owner)
+    plan = tell_of_least(plan, body.min_tokens)
     bounds = [plan.bounds for _ in prompts]
     if body.thinking_budget is None:
         return bounds, plan.warnings

@@ -203,6 +203,15 @@ def test_too_few_file_descriptors_are_refused_at_once() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("kib", [150_000, 1_000_000])
+def test_too_few_addresses_are_refused_at_once(kib: int) -> None:
+    serve = f"exec {sys.executable} -c 'from server.main import serve; serve()'"
+    done = run("sh", "-c", f"ulimit -v {kib}; {serve}")
+    assert done.returncode == BAD_USAGE
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: a process may have") and "raise the limit" in line and "ulimit -v" in line
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -30,6 +30,7 @@ SCHEMAS: dict[str, Schema] = {
     "string": WORD,
     "string of a length": {"type": "string", "minLength": 2, "maxLength": 4},
     "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+    "pattern of other characters": {"type": "string", "pattern": r'^[^"\\]{1,6}$'},
     "pattern inside": {"type": "string", "pattern": "ab", "maxLength": 6},
     "enum": {"enum": ["red", "green", 3, None, True, [1], {"a": 1}]},
     "enum with quotes": {"enum": ['say "x"', "back\\slash", "new\nline", "Zoë 😀"]},
@@ -80,8 +81,33 @@ SCHEMAS: dict[str, Schema] = {
     },
 }
 
+_CLASSES = [
+    r'[^"\\]',
+    r'[^"]',
+    r"[^\\]",
+    r"[^a-m]",
+    r'[^"\n]',
+    r'[^\x00-\x1f"]',
+    r"[^\x20-~]",
+    ".",
+    r'["\\x-z]',
+    "[^/]",
+]
+_BOUNDS = [0, 9, 10**6, 2**53, 2**53 + 1, 10**18 + 1, 2**63 - 1, 2**64]
 _NAMES = ["a", "b", "city", "unit x", 'say "y"', "é"]
 _SIMPLE = [name for name, schema in SCHEMAS.items() if "$ref" not in str(schema)]
+
+
+def random_leaf(rng: random.Random) -> Schema:
+    """A string of characters that a pattern describes, or a number within bounds, all drawn by chance."""
+    if rng.random() < 0.6:
+        parts = [f"{rng.choice(_CLASSES)}{{1,{rng.randint(1, 4)}}}" for _ in range(rng.randint(1, 3))]
+        return {"type": "string", "pattern": f"^{'-'.join(parts)}$"}
+    low = rng.choice([-1, 1]) * rng.choice(_BOUNDS[:-2]) + rng.randint(-9, 9)
+    high = rng.choice(_BOUNDS) + rng.randint(-9, 9)
+    names = [rng.choice([f"{side}imum", f"exclusive{side.capitalize()}imum"]) for side in ("min", "max")]
+    schema: Schema = {"type": rng.choice(["integer", "number"]), names[0]: low, names[1]: high}
+    return schema if low + 10**5 < high else {"type": "integer", names[rng.randint(0, 1)]: high}
 
 
 def random_schema(rng: random.Random, depth: int = 2) -> Schema:

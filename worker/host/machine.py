@@ -84,6 +84,17 @@ def address_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
+def why_too_few_addresses() -> str | None:
+    """Why nothing can be served here, if the limit of addresses is below what an engine's libraries take."""
+    limit = address_limit()
+    if limit is None or limit >= LEAST_ADDRESSES:
+        return None
+    return (
+        f"a process may have {limit / _GIB:.2f} GiB of addresses (ulimit -v), and an engine without a model "
+        f"takes {LEAST_ADDRESSES / _GIB:.1f}: raise the limit, or set none (ulimit -v unlimited)"
+    )
+
+
 def own_memory(pid: int, root: Path = Path("/")) -> int:
     """Bytes of memory of a process, of what it shares with others its part; 0 if the system does not say."""
     for line in (_text(root / f"proc/{pid}/smaps_rollup") or "").splitlines():
@@ -188,6 +199,8 @@ def _text(path: Path) -> str | None:
         return None
 
 
+LEAST_ADDRESSES = 1200 << 20
+"""Bytes of addresses below which an engine on a CPU never starts: its libraries map so much."""
 _GIB = 1 << 30
 _NOT_MAPPED = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new")
 """Words of the system, of its loader, of torch and of Python."""
@@ -216,8 +229,8 @@ def explain_shortage(error: Exception) -> str | None:
     # Libraries that get no addresses fail in ways of their own.
     if limit is not None and (ran_out or not isinstance(error, (ValueError, OSError))):
         return (
-            f"this process may have {limit / _GIB:.1f} GiB of addresses (ulimit -v), and they are used up; "
-            "libraries alone take 1.5: raise the limit, or set none"
+            f"this process may have {limit / _GIB:.2f} GiB of addresses (ulimit -v), and they are used up; "
+            f"libraries alone take {LEAST_ADDRESSES / _GIB:.1f}: raise the limit, or set none"
         )
     if ran_out:
         return (

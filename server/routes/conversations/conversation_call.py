@@ -44,6 +44,7 @@ FREE_CALLS = (
 )
 _REQUIRE = "Ask with `tool_choice` required, or without `strict`."
 NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
+_ENDS_SOONER = "min_tokens: not enforced where the form of the answer is complete sooner"
 _ALIKE = (
     "This model begins calls with a character with which an answer of the form that is asked may begin too, "
     "so that no grammar tells them apart. Ask for one of them: `tool_choice` none for the form, or required."
@@ -67,7 +68,7 @@ async def plan_answer(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation, owner: str
 ) -> AnswerPlan:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
-    plan = await _plan_calls(frontend, config, chat, conversation, owner)
+    plan = tell_of_least(await _plan_calls(frontend, config, chat, conversation, owner), chat.min_tokens)
     budget = chat.thinking_budget
     if plan.format is None or plan.format.thinking is None:
         return plan if budget is None else replace(plan, warnings=[*plan.warnings, NO_REASONING])
@@ -98,6 +99,14 @@ async def plan_form(
     if plan.format is not None:
         built = _behind(built, plan.format, prompt, calls)
     return replace(plan, bounds={"grammar": built.for_engine()}, warnings=[*plan.warnings, *ignored])
+
+
+def tell_of_least(plan: AnswerPlan, min_tokens: int | None) -> AnswerPlan:
+    """The same plan, with a warning if an answer's form may end it before it has so many tokens."""
+    grammar = plan.bounds.get("grammar")
+    if not min_tokens or grammar is None or grammar.again:
+        return plan
+    return replace(plan, warnings=[*plan.warnings, _ENDS_SOONER])
 
 
 async def _plan_calls(
@@ -284,8 +293,7 @@ async def begin_conversation(
     admission = admit_answers(request, 1, sampling.n)
     owner = admission.caller.owner
     plan = await plan_answer(frontend, config_of(request), chat, conversation, owner)
-    if plan.format is not None:
-        sampling.shown_as = dict(plan.format.marks)
+    sampling.shown_as = dict(plan.format.marks) if plan.format else {}
     return ConversationCall(
         request, chat, sampling, conversation, plan, prefix, admission, counts_output=counts_output
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -135,18 +137,33 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         self._body = body
         self._number = 0
         self._logprobs: list[tuple[ChatTokenLogprob, int]] = []
-        """Logprobs of tokens whose text has not come yet, and the characters of each."""
+        """Logprobs of tokens that no message has yet, and the characters of each."""
+        self._unshown = deque[tuple[ChatTokenLogprob, int]]()
+        """The same of tokens whose text may become a stop string, or is not a whole character."""
 
     @property
     def answer(self) -> api.Response:
         return self._response
 
     def push(self, delta: Delta) -> bytes:
-        if self._body.wants_logprobs and delta.token_ids:
-            entries = chat_logprobs(delta.token_ids, delta.logprobs, self._call.names)
-            widths = [*delta.widths, *[0] * len(entries)]  # a token that is not shown has none
-            self._logprobs += zip(entries, widths, strict=False)
-        return super().push(delta)
+        if not self._body.wants_logprobs:
+            return super().push(delta)
+        entries = chat_logprobs(delta.token_ids, delta.logprobs, self._call.names)
+        # The token that ends an answer has no width: it is no part of the text.
+        self._unshown += zip(entries, delta.widths, strict=False)
+        return b"".join(map(super().push, self._token_by_token(delta)))
+
+    def _token_by_token(self, delta: Delta) -> Iterator[Delta]:
+        """The same delta cut into its tokens, so that their number in a step makes no difference."""
+        text, widths = delta.text, list(delta.widths)
+        while text and self._unshown:
+            entry, width = self._unshown.popleft()
+            self._logprobs.append((entry, width))
+            piece, text = text[:width], text[width:]
+            if piece:
+                yield Delta(delta.index, piece, widths=widths)
+                widths = []
+        yield replace(delta, text=text, widths=widths)
 
     def failed(self, error: ApiError) -> bytes:
         if not self._begun:
@@ -182,10 +199,9 @@ class ResponseWriter(EventWriter[api.OutputItem]):
     def take_logprobs(self, text: str) -> list[ChatTokenLogprob]:
         """The logprobs of the tokens that came last and make up this text. Markup was before them."""
         waiting, self._logprobs = self._logprobs, []
-        if self._call.format is None:
-            return [entry for entry, _ in waiting]
         first, missing = len(waiting), len(text)
-        while first and missing > 0:
+        # A token without characters begins one that the tokens behind it complete.
+        while first and (missing > 0 or not waiting[first - 1][1]):
             first -= 1
             missing -= waiting[first][1]
         return [entry for entry, _ in waiting[first:]]

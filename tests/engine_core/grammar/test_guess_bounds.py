@@ -11,10 +11,9 @@ from fake_worker import VOCAB
 from spelled import allowed_by, byte_spelling, demo_spelling, matcher_of, walk
 from toy_language import FORMS, Language, ToyMatcher, bound_of
 
-from engine_core.grammar import guess_bounds
 from engine_core.grammar.guess_bounds import count_fitting, find_bounds
 from engine_core.grammar.llguidance_matcher import GrammarMatcher
-from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher
+from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, allows
 from engine_core.protocol import Grammar, Thinking
 
 SCHEMA = {
@@ -77,7 +76,7 @@ def test_bounds_end_where_a_guess_cannot_hold_or_be_followed() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_guess_is_sought_in_bounds_of_any_form(form: str) -> None:
     bound = bound_of([3, 40], VOCAB, form)  # pyright: ignore[reportArgumentType]
-    assert [token for token in range(VOCAB) if guess_bounds._allows(bound, token)] == [3, 40]
+    assert [token for token in range(VOCAB) if allows(bound, token)] == [3, 40]
 
 
 def thinking_matcher() -> TokenMatcher:

@@ -10,8 +10,8 @@ from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, ma
 
 from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.llguidance_matcher import GrammarMatcher, bound_of
-from engine_core.grammar.matcher import GrammarError, TokenMatcher
-from engine_core.protocol import Grammar, Spelling
+from engine_core.grammar.matcher import GrammarError, ThinkingMatcher, TokenMatcher
+from engine_core.protocol import Grammar, Spelling, Thinking
 
 END = 258
 BYTES = byte_spelling(b"ab", b"<think>", b"<end>", special=2, ends=(END,))
@@ -108,6 +108,22 @@ def test_special_tokens_of_a_grammar_are_tokens_and_not_their_text() -> None:
     assert allowed_by(one.bound(), SIZE) == [257]
     one.take(257)
     assert allowed_by(one.bound(), SIZE) == [256]
+
+
+def test_a_marker_that_is_due_waits_for_the_end_of_a_character() -> None:
+    """The grammar of a form holds the reasoning too, which has whole characters only."""
+    grammar = Grammar("lark", 'start: /(?s:.*)/ <[257]> "ab"')
+    thinking = ThinkingMatcher(Thinking(2, (257,), open=True), 0, matcher(grammar))
+    begun, *rest = "🙂".encode()
+    for byte in (ord("a"), begun):
+        thinking.take(byte)
+    for byte in rest:
+        allowed = allowed_by(thinking.bound(), SIZE)
+        assert byte in allowed and 257 not in allowed
+        thinking.take(byte)
+    assert allowed_by(thinking.bound(), SIZE) == thinking.forced() == [257]
+    thinking.take(257)
+    assert allowed_by(thinking.bound(), SIZE) == [256]
 
 
 @pytest.mark.parametrize("seed", range(6))

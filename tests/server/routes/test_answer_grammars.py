@@ -6,14 +6,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fake_api import make_app, make_client
+from fake_frontend import FakeFrontend
 from fastapi import Response
 
+from engine_core.protocol import Grammar
 from server.answers.answer_format import AnswerFormat
 from server.answers.dialects import THINKING_BY_NAME, ThinkingMarkers
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
-from server.routes.conversations.conversation_call import AnswerPlan, plan_form
+from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.request_context import with_warnings
 
 CALLS = AnswerGrammar("lark", "start: <[9]>")
@@ -93,3 +96,25 @@ async def test_what_is_not_enforced_becomes_a_header() -> None:
         '299 - "response_format: not enforced: uniqueItems"',
         '299 - "a ?quote???"',
     ]
+
+
+async def test_a_least_length_that_the_form_may_end_becomes_a_header() -> None:
+    plan = await form(json={"type": "array", "uniqueItems": True})
+    assert tell_of_least(plan, 0) == tell_of_least(plan, None) == plan
+    assert tell_of_least(plan, 3).warnings == [
+        *plan.warnings,
+        "min_tokens: not enforced where the form of the answer is complete sooner",
+    ]
+    goes_on = AnswerPlan(bounds={"grammar": Grammar("lark", "start: <[9]>", ((9,),), again=True)})
+    for endless in (goes_on, AnswerPlan()):
+        assert tell_of_least(endless, 3) == endless
+
+
+@pytest.mark.parametrize("api", ["completions", "chat/completions"])
+async def test_both_apis_tell_it(api: str, frontend: FakeFrontend) -> None:
+    asks = {"prompt": "hi"} if api == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    async with make_client(make_app(frontend)) as client:
+        for more, told in (({}, False), ({"min_tokens": 3}, True)):
+            body = {**asks, "structured_outputs": {"choice": ["a"]}, **more}
+            answer = await client.post(f"/v1/{api}", json=body)
+            assert answer.status_code == 200 and ("min_tokens" in answer.headers.get("warning", "")) == told

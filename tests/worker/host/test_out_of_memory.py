@@ -35,7 +35,7 @@ def test_memory_that_ran_out_is_told_with_what_to_do(error: Exception) -> None:
 @pytest.mark.parametrize("error", [*SHORT, SystemError("error return without exception set")], ids=repr)
 def test_a_limit_of_addresses_is_named(error: Exception) -> None:
     told = explain_shortage(error)
-    assert told is not None and "1.0 GiB of addresses (ulimit -v)" in told and "raise the limit" in told
+    assert told is not None and "1.00 GiB of addresses (ulimit -v)" in told and "raise the limit" in told
 
 
 @pytest.mark.parametrize("error", OTHER, ids=repr)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import leave, named_events, post, refusal
+from fake_api import leave, make_app, make_client, named_events, post, refusal
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
@@ -155,6 +155,23 @@ async def test_logprobs_of_the_text(frontend: FakeFrontend, client: httpx.AsyncC
     assert content["logprobs"] == streamed
     assert "".join(entry["token"] for entry in streamed).strip() == content["text"]
     assert len(streamed[0]["top_logprobs"]) == 2 and streamed[0]["bytes"]
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 5, 1000])
+@pytest.mark.parametrize("read_as", [{}, {"reasoning_parser": "qwen3"}], ids=["plain", "read"])
+async def test_logprobs_are_those_of_the_text_however_tokens_arrive(
+    read_as: dict[str, str], per_step: int
+) -> None:
+    """Characters of several tokens have all of these; the end token and a stop string have none."""
+    said = "é <b> wörld🙂"
+    frontend = FakeFrontend(f"{said}STOP of it", per_step=per_step)
+    async with make_client(make_app(frontend, **read_as)) as client:
+        for more, text in (({}, f"{said}STOP of it"), ({"stop": ["STOP"]}, said)):
+            include = ["message.output_text.logprobs"]
+            answer = await post(client, PATH, input="hi", include=include, max_output_tokens=99, **more)
+            [content] = answer["output"][0]["content"]
+            assert content["text"] == text
+            assert bytes(b for entry in content["logprobs"] for b in entry["bytes"]) == text.encode()
 
 
 async def test_what_has_no_effect_is_said(client: httpx.AsyncClient) -> None:
