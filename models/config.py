@@ -101,8 +101,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     widths = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
     hidden_size = fields.size("hidden_size", widths, most=MOST_FEATURES)
     attends = fields.get("model_type") not in _WITHOUT_ATTENTION
-    names = ("decoder_attention_heads", "decoder_num_attention_heads", "num_attention_heads")
-    names = (*names, "n_head", "n_heads", "num_heads")
+    names = "decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads"
     num_heads = fields.size("num_heads", names) if attends else fields.positive(*names, default=hidden_size)
     architectures = _architectures(path, whole)
     vocab_size = fields.size("vocab_size", ("vocab_size",))
@@ -271,8 +270,7 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _num_layers(fields: _Fields) -> int:
-    names = ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers")
-    names = (*names, "n_layer", "n_layers", "num_layers")
+    names = "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"
     kinds = fields.get("layers_block_type")
     if isinstance(kinds, list) and kinds and fields.get(*names) is None:  # Nemotron-H counts them so
         return min(len(cast("list[object]", kinds)), MOST_LAYERS)
@@ -287,7 +285,7 @@ def has_latent_cache(raw: Mapping[str, object]) -> bool:
 def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
     # GPT-BigCode and Falcon wrote multi_query for one shared K/V head before the number had a name.
     shared = fields.boolean("multi_query", default=False)
-    names = ("num_key_value_heads", "num_kv_heads", "decoder_num_key_value_heads")
+    names = ("num_key_value_heads", "num_kv_heads")
     if shared and not fields.boolean("new_decoder_architecture", default=False):
         names = names[:1]  # Falcon's first models have the other one beside, which means nothing there
     num_kv_heads = fields.positive(*names, default=1 if shared else num_heads)

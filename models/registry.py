@@ -123,7 +123,6 @@ _SPEECH = {
     "BartForConditionalGeneration": "speech.bart:BartForConditionalGeneration",
     "MBartForConditionalGeneration": "speech.bart:MBartForConditionalGeneration",
     "MarianMTModel": "speech.bart:MarianMTModel",
-    "MoonshineForConditionalGeneration": "speech.moonshine:MoonshineForConditionalGeneration",
     "MT5ForConditionalGeneration": "speech.t5:MT5ForConditionalGeneration",
     "PegasusForConditionalGeneration": "speech.bart:PegasusForConditionalGeneration",
     "T5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",

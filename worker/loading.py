@@ -176,7 +176,7 @@ def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:
     """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
     kind, pooler = source_kind(model), model.pooler
     made = ("generate", "transcription") if transcribes(model) else ("generate",)
-    made = ("transcription",) if kind in ("audio", "samples") else made
+    made = ("transcription",) if kind == "audio" else made
     generates = made if config.conversion.runner == "generate" else ()
     wanted = config.pooling.task
     pooled = () if kind else pooler.tasks

@@ -30,7 +30,7 @@ def find_alignment(model: ServedModel) -> Alignment | None:
     return getattr(find_source_model(model), "alignment", None)
 
 
-def source_kind(model: ServedModel) -> Literal["", "tokens", "audio", "samples"]:
+def source_kind(model: ServedModel) -> Literal["", "tokens", "audio"]:
     """The kind of sources that a model reads."""
     source = find_source_model(model)
     return "" if source is None else source.source_kind
@@ -81,9 +81,9 @@ class StepSources:
         if source.features is None:
             return SourceInput(torch.tensor(source.tokens, device=self._target), None)
         bands, frames = self._model.source_shape
-        half = self._model.source_kind == "audio" and len(source.features) == 2 * bands * frames
+        half = len(source.features) == 2 * bands * frames
         values = torch.frombuffer(source.features.data, dtype=torch.float16 if half else torch.float32)
-        features = values.view(bands, -1).to(self._target, self._dtype, copy=True)
+        features = values.view(bands, frames).to(self._target, self._dtype, copy=True)
         return SourceInput(None, features)
 
 

@@ -76,12 +76,12 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
     source_layers: int = 0
     """The layers of the encoder of sources behind each of which it may pause; 0: it does not."""
-    source_kind: Literal["", "tokens", "audio", "samples"] = ""
+    source_kind: Literal["", "tokens", "audio"] = ""
     """What the encoder of the model reads, if it is an encoder-decoder."""
     source_len: int = 0
     """The most positions that it gives of a source, to which its answers attend."""
     source_shape: tuple[int, int] = (0, 0)
-    """The bands and frames of a recording's features, or 1 and the most samples, if it reads recordings."""
+    """The bands and frames of a recording's features, if it reads recordings."""
     num_source_blocks: int = 0
     """The blocks that hold keys and values of sources."""
     processes_logits: bool = False

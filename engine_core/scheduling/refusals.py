@@ -108,11 +108,6 @@ def _bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
         if source.tokens or source.features is None or len(source.features) not in (2 * values, 4 * values):
             return f"this model reads features {list(facts.source_shape)}, float16 or float32, and no tokens"
         return None
-    if facts.source_kind == "samples":
-        most, given = 4 * prod(facts.source_shape), source.features
-        if source.tokens or given is None or not 0 < len(given) <= most or len(given) % 4:
-            return f"this model reads up to {most // 4} samples, float32, and no tokens"
-        return None
     if source.features is not None or len(source.tokens) != source.length:
         return f"this model reads tokens, as many as the {source.length} positions of the source"
     if not _all_within(source.tokens, vocab_size):

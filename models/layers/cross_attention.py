@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
@@ -22,21 +21,21 @@ from models.parallel.rank_shares import Span
 
 @dataclass(frozen=True, slots=True)
 class SourceInput:
-    """What an encoder reads, on the device: token ids, or features or samples of a recording."""
+    """What an encoder reads, on the device: token ids, or features of a recording."""
 
     ids: Tensor | None  # [length] int64
-    features: Tensor | None  # [bands, frames] or [1, samples], of the model's type of numbers
+    features: Tensor | None  # [bands, frames], of the model's type of numbers
 
 
 class SourceModel(Protocol):
     """What a model has beside `ServedModel` if it reads sources."""
 
-    source_kind: Literal["tokens", "audio", "samples"]
-    """The kind of sources: tokens, features of recordings, or their samples."""
+    source_kind: Literal["tokens", "audio"]
+    """The kind of sources: tokens or audio."""
     source_len: int
     """The most positions that its encoder gives of a source."""
     source_shape: tuple[int, int]
-    """The bands and frames of features, or 1 and the most samples; (0, 0) if it reads tokens."""
+    """The bands and frames of a recording's features; (0, 0) if it reads tokens."""
 
     def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> Generator[None, None, None]:
         """Encode sources, packed as `step` says, and have each layer write its keys and values. Where layers
@@ -69,8 +68,6 @@ class CrossAttention(nn.Module):
         heads = parallel.share_heads(config.num_heads)
         share = heads.times(config.head_dim)
         self.heads, self.head_dim, self.scale = heads.length, config.head_dim, scale
-        self.width = whole_width(config.head_dim)
-        """The numbers that are kept of a head, and computed with."""
         self.all_heads = config.num_heads
         self.given_out: list[int] = []
         """The heads of this rank whose queries are given out if a step asks for them."""
@@ -80,7 +77,7 @@ class CrossAttention(nn.Module):
         )
         self.output = output
         self.out = RowLinear(share, config.hidden_size, parallel, bias=bias)
-        self.kv: Tensor | None = None  # [2, blocks, heads, block_size, width], bound by the worker
+        self.kv: Tensor | None = None  # [2, blocks, heads, block_size, head_dim], bound by the worker
 
     def pull(self, weights: Weights) -> None:
         self.q_proj.pull(weights / "q_proj")
@@ -88,7 +85,7 @@ class CrossAttention(nn.Module):
         self.out.pull(weights / self.output)
 
     def cache_shape(self, blocks: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-        return stored_shape((2, blocks, self.heads, block_size, self.width), dtype)
+        return stored_shape((2, blocks, self.heads, block_size, self.head_dim), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size], by the sources of the step."""
@@ -98,9 +95,8 @@ class CrossAttention(nn.Module):
         q = self.q_proj(x).view(len(x), self.heads, self.head_dim)
         if source.queries is not None and self.given_out:
             source.queries.append(q[:, self.given_out])
-        q = filled_up(q, self.width)
         heads = ops.attention(q, self.kv, source, scale=self.scale, last=source.last, scales=UNSCALED)
-        return self.out(heads[..., : self.head_dim].flatten(1))
+        return self.out(heads.flatten(1))
 
     def weights(self, queries: Tensor, blocks: Tensor, length: int) -> Tensor:
         """How much the queries [T, heads, head_dim] that were given out attend to each position of a source,
@@ -108,8 +104,7 @@ class CrossAttention(nn.Module):
         if self.kv is None:
             raise RuntimeError("a source was read before the worker bound blocks for it")
         keys = self.kv[0].index_select(0, blocks)[:, self.given_out].transpose(0, 1).flatten(1, 2)[:, :length]
-        keys = widened(keys, torch.float32)[..., : self.head_dim]
-        scores = queries.transpose(0, 1).float() @ keys.transpose(1, 2)
+        scores = queries.transpose(0, 1).float() @ widened(keys, torch.float32).transpose(1, 2)
         return (scores * self.scale).softmax(-1)
 
     def write(self, states: Tensor) -> None:
@@ -117,19 +112,8 @@ class CrossAttention(nn.Module):
         if self.kv is None:
             raise RuntimeError("a source was encoded before the worker bound blocks for it")
         keys, values = self.kv_proj(states).split(self.kv_proj.widths, dim=-1)
-        heads = (x.view(len(states), self.heads, self.head_dim) for x in (keys, values))
-        keys, values = (filled_up(x, self.width) for x in heads)
+        keys, values = (x.view(len(states), self.heads, self.head_dim) for x in (keys, values))
         ops.rotary_and_cache(keys, keys, values, self.kv, context())
-
-
-def whole_width(head_dim: int) -> int:
-    """The width in which heads are computed, which kernels take in eights."""
-    return -(-head_dim // 8) * 8
-
-
-def filled_up(heads: Tensor, width: int) -> Tensor:
-    """Heads [T, heads, dim] with zeros behind them, up to a width."""
-    return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
 
 
 def cross_layers(modules: Iterator[nn.Module]) -> list[CrossAttention]:

@@ -192,9 +192,7 @@ class GatedLinear(Linear):
         if self.up_first:
             parts = reversed(halves(stacked(parts)))
         self.weight = frozen(ops.pack(*parts, gated=True))
-        self.bias = bias = self._pull_bias(weights)
-        if self.up_first and bias is not None:
-            self.bias = frozen(torch.cat(bias.chunk(2)[::-1]))
+        self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.gated_linear(x, self.weight, self.bias, self.kind, **self.added(x))

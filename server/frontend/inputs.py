@@ -34,7 +34,7 @@ def open_inputs(frontend: TakesInputs, facts: Facts, tokenizer: Tokenizer, clien
     """Gets a frontend ready for media, unless the operator wants none, and for recordings. Returns the facts
     with what is known of media then."""
     worker = facts.ready.worker
-    if worker.source_kind in ("audio", "samples") and frontend.transcriber is None:
+    if worker.source_kind == "audio" and frontend.transcriber is None:
         from server.frontend.transcriber import Transcriber  # what only these models need
 
         frontend.transcriber = Transcriber(

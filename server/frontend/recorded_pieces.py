@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine_core.protocol import Source
-from models.media.moonshine import positions_of
 from server.media.audio.recordings import Recording
 from server.model_facts import Facts
 from server.speech.engine import Draw, Drawn, Piece, SpeechText
@@ -26,7 +25,7 @@ class RecordedPieces:
     def __init__(self, known: SpeechTokens, recording: Recording, facts: Facts, tokenizer: Tokenizer) -> None:
         self.known = known
         self._recording, self._tokenizer = recording, tokenizer
-        self._length = facts.ready.worker.source_len if recording.bands else 0
+        self._length = facts.ready.worker.source_len
         self._sources: OrderedDict[Piece, Source] = OrderedDict()
         """The pieces used last, whose features need not be read again."""
 
@@ -40,8 +39,7 @@ class RecordedPieces:
         if (found := self._sources.get(piece)) is None:
             features = await asyncio.to_thread(self._recording.piece, piece.first, piece.frames)
             hash = self._recording.hash_of(piece.first, piece.frames).hex()
-            length = self._length or positions_of(len(features) // 4)
-            found = Source(hash=hash, length=length, features=Buffer(features))
+            found = Source(hash=hash, length=self._length, features=Buffer(features))
         self._sources[piece] = found
         self._sources.move_to_end(piece)
         while len(self._sources) > MOST_AT_ONCE:
@@ -60,8 +58,7 @@ def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
             stop_token_ids=(known.end,),
             logprobs=0,
         )
-    greedy, none = how.temperature == 0, known.no_timestamps
-    stamps = None if none is None else Timestamps(known.first_timestamp, known.end, none, known.most_first)
+    greedy = how.temperature == 0
     return Sampling(
         max_tokens=how.max_tokens,
         temperature=how.temperature,
@@ -77,7 +74,7 @@ def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
         masked_logprobs=True,
         suppressed=known.suppressed,
         suppressed_first=known.suppressed_first,
-        timestamps=stamps,
+        timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),
     )
 
 

@@ -148,7 +148,7 @@ class LLMEngine:
         if self._sequences:
             raise ValueError("transcribe() runs alone: finish other requests first")
         most = self.config.media.max_audio_seconds
-        if self.facts.ready.worker.source_kind not in ("audio", "samples"):
+        if self.facts.ready.worker.source_kind != "audio":
             return transcribe_in_chats(chat, self.media.facts.transcribes, sounds, options, most)
         return transcribe(self._engine, self.facts, self.tokenizer, self._folder, sounds, options, most)
 

@@ -23,7 +23,6 @@ from server.model_facts import Facts
 from server.speech.asked import LADDER, Asked, Segment
 from server.speech.engine import Draw, Drawn, Piece
 from server.speech.job import Job
-from server.speech.silence import Silence
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE, SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Sampling
@@ -146,9 +145,7 @@ def transcribe(
             jobs = [
                 Job(_Pieces(steps, known, each, facts, tokenizer), known, each, asked) for each in recordings
             ]
-            work = asyncio.gather(
-                *[_finish(job, each, timed=known.timed) for job, each in zip(jobs, recordings, strict=True)]
-            )
+            work = asyncio.gather(*[_finish(job, each) for job, each in zip(jobs, recordings, strict=True)])
             try:
                 await asyncio.wait([running, work], return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
@@ -166,24 +163,19 @@ def _asked(options: TranscribeOptions, known: SpeechTokens, facts: Facts, tokeni
     if words and not facts.tells_words:
         raise BadRequest("This model tells no times of words, but of segments.", "word_timestamps")
     prompt, temperature = options.get("prompt", "").strip(), options.get("temperature", 0.0)
-    if not known.timed and (prompt or options.get("language") or task == TRANSLATE):
-        raise BadRequest(
-            "This model writes what is said in its own language: leave out language, prompt and task."
-        )
     return Asked(
         task=task,
         language=language_code(options.get("language"), known, translates=task == TRANSLATE),
         prompt=tuple(tokenizer.encode(f" {prompt}", False)) if prompt else (),
         temperatures=(temperature,) if temperature > 0 else LADDER,
         words=words,
-        silence=None if known.timed else Silence(),
     )
 
 
-async def _finish(job: Job, recording: Recording, *, timed: bool) -> TranscriptionOutput:
+async def _finish(job: Job, recording: Recording) -> TranscriptionOutput:
     async for _ in job.run():
         pass
-    return TranscriptionOutput(job.text, job.language if timed else "", recording.seconds, job.segments)
+    return TranscriptionOutput(job.text, job.language, recording.seconds, job.segments)
 
 
 def _open(sound: Sound, bands: int, most_seconds: float, stack: ExitStack) -> Recording:

@@ -41,8 +41,6 @@ class PieceReading:
     ) -> None:
         self._engine, self._known, self._asked = engine, known, asked
         self._language, self._counts = language, counts
-        self._ahead = "" if known.timed else " "
-        """What stands ahead of the text of a piece, whose tokens may begin with a blank or not."""
         self.tokens: list[int] = []
         """The tokens of the text, without the end."""
         self._logprobs: list[float] = []
@@ -57,8 +55,7 @@ class PieceReading:
     async def read(self, piece: Piece, previous: Sequence[int]) -> AsyncGenerator[str, None]:
         """Yields text that will stay, as it comes; while other temperatures may be tried, at the end."""
         known, asked, thresholds = self._known, self._asked, self._asked.thresholds
-        if known.timed:
-            _, self.no_speech = await probe(self._engine, known, previous, piece)
+        _, self.no_speech = await probe(self._engine, known, previous, piece)
         self._counts.pieces += 1
         prompt = [*previous, *known.beginning(self._language, asked.task)]
         live = len(asked.temperatures) == 1 and self.no_speech <= thresholds.no_speech
@@ -90,13 +87,13 @@ class PieceReading:
     async def _draw(self, prompt: list[int], piece: Piece, number: int) -> AsyncGenerator[str, None]:
         """One reading. Yields what of its text is certain if it is kept."""
         known, asked = self._known, self._asked
-        room = max(LEAST_NEW_TOKENS, known.most_tokens(piece.frames) - len(prompt))
+        room = max(LEAST_NEW_TOKENS, known.context - len(prompt))
         most = min(asked.draw.max_tokens or room, room)
         seed = (asked.draw.seed + piece.first * len(asked.temperatures) + number) % (1 << 63)
         how = replace(asked.draw, temperature=self.temperature, seed=seed, max_tokens=most)
         self.tokens, self._logprobs = [], []
         logprobs = list[float]()
-        certain, text, ahead = CertainText(known), self._engine.text(), self._ahead
+        certain, text = CertainText(known), self._engine.text()
         async with aclosing(self._engine.draw(prompt, how, piece)) as drawn:
             async for more in drawn:
                 for one in more:
@@ -106,10 +103,9 @@ class PieceReading:
                     self.tokens.append(one.token)
                     self._logprobs.append(one.logprob)
                     if (sure := certain.push(one.token)) and (shown := text.push(sure)):
-                        yield ahead + shown
-                        ahead = ""
+                        yield shown
         if rest := text.push(certain.end()) + text.flush():
-            yield ahead + rest
+            yield rest
         self._counts.tokens += len(logprobs)
         self._counts.prompt_tokens += len(prompt)
         self.average = average_logprob(logprobs)
@@ -123,7 +119,7 @@ class PieceReading:
             seek=piece.first,
             start=(piece.first + span.start) / FRAMES_PER_SECOND,
             end=(piece.first + span.end) / FRAMES_PER_SECOND,
-            text=self._ahead + self._text_of(span.tokens),
+            text=self._text_of(span.tokens),
             tokens=span.tokens,
             temperature=self.temperature,
             avg_logprob=self.average,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +11,7 @@ import msgspec
 from models.plain_files import ConfigError, read_object
 
 TRANSCRIBE, TRANSLATE = "transcribe", "translate"
-OF_TIMED = ("language", "prompt", "condition_on_prev_tokens", "no_speech_threshold")
-"""Fields of requests that models take which have tokens for times, languages and earlier text."""
 _MOST_FIRST = 50
-_TOKENS_OF_FRAME = 0.065
-"""The most tokens of 10 ms, as Moonshine's authors bound its texts: others go round in circles."""
 _LANGUAGE = re.compile(r"<\|(\w+)\|>")
 
 
@@ -27,9 +22,8 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     previous: int | None
     """What stands before the text that came before; None if the model takes none."""
-    no_speech: int = -1
-    no_timestamps: int | None
-    """None for a model that tells no times, and has one language: its prompt is `start` alone."""
+    no_speech: int
+    no_timestamps: int
     languages: dict[str, int] = {}
     """code -> id; empty for a model of English alone, whose prompts have neither language nor task."""
     tasks: dict[str, int] = {}
@@ -40,16 +34,11 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 448
     """The most tokens of a prompt and its answer."""
     bands: int = 80
-    """The bands of features; 0 if the model reads samples."""
-
-    @property
-    def timed(self) -> bool:
-        return self.no_timestamps is not None
+    """The bands of features."""
 
     @property
     def first_timestamp(self) -> int:
-        """The first of the timestamps; beyond all tokens if there are none."""
-        return 1 << 31 if self.no_timestamps is None else self.no_timestamps + 1
+        return self.no_timestamps + 1
 
     @property
     def most_previous(self) -> int:
@@ -57,11 +46,7 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
         return self.context // 2 - 1
 
     def is_text(self, token: int) -> bool:
-        return token < self.end if self.timed else token != self.end
-
-    def most_tokens(self, frames: int) -> int:
-        """The most tokens of a prompt and the text of so many frames."""
-        return self.context if self.timed else min(self.context, math.ceil(frames * _TOKENS_OF_FRAME) + 1)
+        return token < self.end
 
     def beginning(self, language: str | None, task: str) -> list[int]:
         """The tokens between the text that came before and the answer."""
@@ -74,20 +59,11 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tokens(folder: Path) -> SpeechTokens:
-    """The tokens of a checkpoint of Whisper or Moonshine. Raises ConfigError."""
+    """The tokens of a checkpoint of Whisper. Raises ConfigError."""
     generation: dict[str, Any] = dict(read_object(folder / "generation_config.json"))
     config: dict[str, Any] = dict(read_object(folder / "config.json"))
     both = {**config, **generation}
     try:
-        if both.get("model_type") == "moonshine":
-            return SpeechTokens(
-                start=int(both["decoder_start_token_id"]),
-                end=int(both["eos_token_id"]),
-                previous=None,
-                no_timestamps=None,
-                context=int(config["max_position_embeddings"]),
-                bands=0,
-            )
         no_timestamps = int(both["no_timestamps_token_id"])
         languages = cast("dict[str, int]", both.get("lang_to_id") or {})
         end = both["eos_token_id"]

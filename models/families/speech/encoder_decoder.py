@@ -98,7 +98,7 @@ class EncoderDecoderForCausalLM(DecoderForCausalLM):
         "norm": "layer_norm",
         "embed_norm": "layernorm_embedding",
     }
-    source_kind: ClassVar[Literal["tokens", "audio", "samples"]] = "tokens"
+    source_kind: ClassVar[Literal["tokens", "audio"]] = "tokens"
     source_len: int
     source_shape: tuple[int, int] = (0, 0)
 

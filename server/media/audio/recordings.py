@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from models.media.whisper import FRAMES_PER_SECOND, NO_SOUND, PIECE_FRAMES, STEP, LogMel, scaled
+from models.media.whisper import FRAMES_PER_SECOND, PIECE_FRAMES, LogMel, scaled
 from server.errors import BadRequest, Unavailable, refused_if_full
 from server.media.failures import FULL_TEMPORARY
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
@@ -70,16 +70,14 @@ class Heard(msgspec.Struct, frozen=True, tag=True):
     loudest: float
     """The greatest of all values of features."""
     levels: bytes
-    """The mean of each row, or the power of each frame's samples: float32, logarithms."""
+    """The mean of each row: float32."""
 
 
 Answer = Heard | SentError
 
 
 def write_features(pieces: Iterable[np.ndarray], bands: int, target: BinaryIO) -> Heard:
-    """Writes the rows of a recording, [frames, bands] in float32, to a file; without bands its samples."""
-    if not bands:
-        return _write_samples(pieces, target)
+    """Writes the rows of a recording, [frames, bands] in float32, to a file."""
     made, loudest, levels = LogMel(bands), -np.inf, list[np.ndarray]()
 
     def take(blocks: Iterable[np.ndarray]) -> None:
@@ -96,26 +94,6 @@ def write_features(pieces: Iterable[np.ndarray], bands: int, target: BinaryIO) -
     take(made.flush())
     target.flush()
     return Heard(samples, made.frames, loudest, np.concatenate(levels).astype(np.float32).tobytes())
-
-
-def _write_samples(pieces: Iterable[np.ndarray], target: BinaryIO) -> Heard:
-    left, levels, samples = np.empty(0, np.float32), list[np.ndarray](), 0
-
-    def take(whole: np.ndarray) -> None:
-        power = np.square(whole.reshape(-1, STEP)).mean(1)
-        levels.append(np.log10(np.maximum(power, np.float32(10.0**NO_SOUND))))
-
-    for piece in pieces:
-        target.write(np.ascontiguousarray(piece, np.float32).data)
-        samples += len(piece)
-        left = np.concatenate([left, piece.astype(np.float32, copy=False)])
-        cut = len(left) // STEP * STEP
-        take(left[:cut])
-        left = left[cut:]
-    take(np.pad(left, (0, -len(left) % STEP)))
-    target.flush()
-    found = np.concatenate(levels).astype(np.float32)
-    return Heard(samples, len(found), 0.0, found.tobytes())
 
 
 class TemporaryPath:
@@ -162,7 +140,7 @@ class Recording:
 
     @property
     def size(self) -> int:
-        return self.heard.frames * (self.bands or STEP) * 4
+        return self.heard.frames * self.bands * 4
 
     @property
     def levels(self) -> np.ndarray:
@@ -170,10 +148,7 @@ class Recording:
 
     def piece(self, first: int, frames: int = PIECE_FRAMES) -> bytes:
         """The features [bands, PIECE_FRAMES], float32, of so many frames from the first one on. Behind the
-        end of a short recording there is silence, and behind others nothing. Without bands: the samples."""
-        if not self.bands:
-            last = min((first + frames) * STEP, self.heard.samples)
-            return os.pread(self._file.fileno(), 4 * max(0, last - first * STEP), 4 * first * STEP)
+        end of a short recording there is silence, and behind others nothing."""
         end = first + frames if first + frames < self.frames else self.heard.frames
         count = max(0, min(PIECE_FRAMES, end - first))
         row = self.bands * 4

@@ -54,9 +54,8 @@ from server.speech.asked import Asked
 from server.speech.engine import Draw
 from server.speech.job import Job
 from server.speech.quality import Thresholds
-from server.speech.silence import Silence
 from server.speech.subtitles import srt, vtt
-from server.speech.vocabulary import OF_TIMED, TRANSCRIBE, TRANSLATE
+from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 
 _FORM = TypeAdapter(AudioForm)
 _WRITE_BYTES = 1 << 20
@@ -176,9 +175,6 @@ def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
 def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Frontend) -> Asked:
     """What is asked of the transcription. Refuses what the model cannot do."""
     known, facts = transcriber.known, frontend.facts
-    if not known.timed:
-        why = "this model takes nothing but a recording in its own language"
-        form.check_untimed(translates=task == TRANSLATE, unknown=OF_TIMED, why=why)
     words = "word" in form.timestamp_granularities
     if words and not facts.tells_words:
         raise BadRequest(
@@ -220,7 +216,7 @@ def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Front
         ),
         conditions=form.condition_on_prev_tokens,
         words=words,
-        silence=form.silence or (None if known.timed else Silence()),
+        silence=form.silence,
     )
 
 
