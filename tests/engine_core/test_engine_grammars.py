@@ -1,5 +1,6 @@
 """Requests whose grammar is compiled before they are scheduled: where they are, and what sees them there."""
 
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scheduler_bench import config
 from engine_core.engine import Engine
 from engine_core.grammar.compiler import GrammarCompiler, Outcome
 from engine_core.grammar.grammar_threads import Job
+from engine_core.grammar.llguidance_matcher import TOKEN_SECONDS
 from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Spelling, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Sampling
@@ -186,6 +188,23 @@ def test_they_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.add(0, add(id))
     [refused] = engine.take_outputs()[0]
     assert isinstance(refused, Failed) and (refused.id, refused.code) == (5, 503)
+
+
+def test_a_grammar_that_takes_seconds_ends_alone_and_holds_no_step(engine: Engine) -> None:
+    alike = " | ".join(["s s"] * 400)
+    engine.add(0, add(1, Grammar("lark", f'start: "B" "C" s\ns: {alike} | "D"'), owner="bad"))
+    engine.add(0, add(2, owner="good"))
+    longest, told = 0.0, list[Any]()
+    while engine.busy:
+        began = time.perf_counter()
+        told += engine.step(wait=False).get(0, [])
+        longest = max(longest, time.perf_counter() - began)
+        if engine.idle:  # as the engine's process waits
+            time.sleep(0.01)
+    [failed] = [one for one in told if isinstance(one, Failed)]
+    assert (failed.id, failed.code) == (1, 400) and "make it simpler" in failed.message
+    assert len(text({0: told}, 2)) == 3
+    assert longest < TOKEN_SECONDS / 2
 
 
 def test_an_answer_that_goes_on_keeps_to_its_language(engine: Engine) -> None:

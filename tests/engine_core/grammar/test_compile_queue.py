@@ -4,12 +4,16 @@ import json
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 from spelled import allowed_by, byte_spelling
 
+from engine_core.grammar import compiler
 from engine_core.grammar.compile_queue import CompileQueue, QueuedRequest
 from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.matcher import TokenMatcher
@@ -20,7 +24,7 @@ SIZE = 260
 LONG_MS = 20_000
 
 
-def request(id: int, grammar: Grammar, **more: object) -> Add:
+def request(id: int, grammar: Grammar, **more: Any) -> Add:
     return Add(id=id, tokens=[1, 2, 3], params=Sampling(max_tokens=9), grammar=grammar, **more)
 
 
@@ -122,12 +126,12 @@ def test_a_compiled_grammar_wakes_a_poll(queue: CompileQueue) -> None:
 
 def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_core.grammar.compiler.KEPT_BYTES", 1)
-    compiler = GrammarCompiler(byte_spelling(), 256, "", lambda: None)
-    first = compiler.compile(Grammar("regex", "a"))
-    assert compiler.compile(Grammar("regex", "a")) is first
-    compiler.compile(Grammar("regex", "b"))
-    assert compiler.compile(Grammar("regex", "a")) is not first
-    compiler.stop()
+    one = GrammarCompiler(byte_spelling(), 256, "", lambda: None)
+    first = one.compile(Grammar("regex", "a"))
+    assert one.compile(Grammar("regex", "a")) is first
+    one.compile(Grammar("regex", "b"))
+    assert one.compile(Grammar("regex", "a")) is not first
+    one.stop()
 
 
 def schema(number: int) -> Grammar:
@@ -155,10 +159,10 @@ def test_a_thousand_schemas_leave_the_memory_as_before(
         add(queue, request(number, schema(number)))
         [compiled] = all_of(queue)
         assert matcher_of(compiled).bound() is not None
-    compiler = queue._compiler
-    assert compiler is not None and not len(queue)
-    assert compiler._kept_bytes == sum(size for _, size in compiler._kept.values()) <= most
-    assert 1 < len(compiler._kept) < 200
+    used = queue._compiler
+    assert used is not None and not len(queue)
+    assert used._kept_bytes == sum(size for _, size in used._kept.values()) <= most
+    assert 1 < len(used._kept) < 200
     # Were they all kept, it would be some 90 MB more.
     assert resident_bytes() - full < 30 << 20
 
@@ -169,3 +173,53 @@ def test_nothing_is_imported_before_the_first_grammar() -> None:
         "assert 'llguidance' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Grammars whose text is "slow" are compiled when this is set."""
+    free, real = threading.Event(), compiler._compile  # pyright: ignore[reportPrivateUsage]
+
+    def compile(vocabulary: Any, grammar: Grammar, job: Any, executor: Any) -> Any:
+        assert grammar.text != "slow" or free.wait(60)
+        return real(vocabulary, grammar, job, executor)
+
+    monkeypatch.setattr(compiler, "_compile", compile)
+    yield free
+    free.set()
+
+
+def test_who_takes_too_long_to_compile_is_refused_alone(
+    queue: CompileQueue, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.05)
+    add(queue, request(1, Grammar("regex", "slow"), owner="bad"))
+    [late] = all_of(queue)
+    failed = late.outcome()
+    assert isinstance(failed, Failed) and failed.code == 400 and "seconds to compile" in failed.message
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 60)
+    add(queue, request(2, Grammar("regex", "a"), owner="bad"))
+    [compiled] = all_of(queue)
+    assert allowed_by(matcher_of(compiled).bound(), SIZE) == [ord("a")]
+
+
+def test_who_leaves_takes_the_work_along(queue: CompileQueue, held: threading.Event) -> None:
+    for id in (1, 2):
+        add(queue, request(id, Grammar("regex", "slow"), owner="bad"))
+    assert queue.discard([(0, 1)]) == [(0, 1)]
+    add(queue, request(3, Grammar("regex", "b"), owner="bad"))
+    assert not queue.leave(), "another one waits for the same grammar"
+    queue.discard([(0, 2)])
+    [compiled] = all_of(queue)
+    assert compiled.request.id == 3, "the owner's next grammar does not wait for what was left alone"
+
+
+def test_an_owner_has_only_so_many_here(
+    queue: CompileQueue, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_core.grammar.compile_queue.MOST_BY_OWNER", 2)
+    for id in range(2):
+        add(queue, request(id, Grammar("regex", "slow"), owner="bad"))
+    refused = queue.refusal(request(3, Grammar("regex", "a"), owner="bad"))
+    assert refused is not None and refused.code == 503
+    assert queue.refusal(request(4, Grammar("regex", "a"), owner="good")) is None
