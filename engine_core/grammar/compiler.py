@@ -127,14 +127,15 @@ def _compile(
     text = llguidance_grammar(grammar.kind, grammar.text)
     compiled = LLMatcher(tokenizer, text, limits=llguidance_matcher.LIMITS, log_level=0)
     # Most of the lexer's work is done for the first bound, and shared by all copies.
-    first, bits = compiled.deep_copy(), b""
+    first, bits, began = compiled.deep_copy(), b"", time.monotonic()
     if not first.is_error():
         bits = first.compute_bitmask()
+    seconds = time.monotonic() - began
     if first.is_error():
         return GrammarError(f"the grammar of the answer cannot be used: {_in_short(first.get_error())}")
     ends = sum(1 << end for end in set(tokenizer.eos_tokens))
     size = 4 * -(-tokenizer.vocab_size // 32)
-    return Compiled(compiled, bits, size, ends, LLMatcher(tokenizer, "start: nothing", log_level=0))
+    return Compiled(compiled, bits, seconds, size, ends, LLMatcher(tokenizer, "start: nothing", log_level=0))
 
 
 def _in_short(error: str) -> str:

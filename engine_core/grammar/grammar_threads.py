@@ -103,7 +103,7 @@ class GrammarThreads:
         job = Job(owner, work)
         with self._changed:
             self._queues.setdefault(owner, deque()).append(job)  # pyright: ignore[reportArgumentType]
-            if self._idle:
+            if self._idle >= sum(map(len, self._queues.values())):
                 self._changed.notify()
             elif self._threads + max(0, sum(self._abandoned.values()) - MOST_ABANDONED) < self._most:
                 self._threads += 1

@@ -61,6 +61,8 @@ class Compiled:
     beginning: LLMatcher
     bits: bytes
     """The tokens that may come first."""
+    seconds: float
+    """How long it took to find them."""
     size: int
     """The bytes of such bits, as llguidance writes them into a buffer."""
     ends: int
@@ -94,8 +96,8 @@ class GrammarMatcher:
         """What is being computed with its place in the grammar, if the engine did not wait for it."""
         self._owed: deque[tuple[int, bool]] = deque()
         """The tokens to take behind that."""
-        self._spent = self._slowest = 0.0
-        """The seconds of computing so far, and those behind the last token."""
+        self._spent = 0.0
+        """The seconds of computing so far; those behind the last token are `_slowest`."""
 
     @property
     def complete(self) -> bool:
@@ -240,6 +242,7 @@ class GrammarMatcher:
         """Follow the text from the beginning of the grammar on; None: sleep."""
         self.place = None if compiled is None else compiled.beginning.deep_copy()
         self.bits = b"" if compiled is None else compiled.bits
+        self._slowest = 0.0 if compiled is None else compiled.seconds
         self.seen: dict[tuple[int, ...], bytes] = {}
         """What may come behind tokens that may be next, as far as it was asked for."""
 

@@ -70,6 +70,13 @@ def test_an_owner_with_much_work_does_not_delay_another(held: Callable[[], Held]
     assert order.index("one") <= 1
 
 
+def test_a_job_does_not_wait_behind_one_that_was_submitted_just_before(held: Callable[[], Held]) -> None:
+    threads, work = GrammarThreads(2, 1, lambda: None), held()
+    assert threads.submit("", quick).wait(LONG)  # its thread becomes idle, and counts until it has woken
+    threads.submit("bad", work)
+    assert threads.submit("good", quick).wait(LONG)
+
+
 def test_an_owner_has_only_so_many_threads(held: Callable[[], Held]) -> None:
     threads, works = GrammarThreads(4, 2, lambda: None), [held() for _ in range(3)]
     for work in works:

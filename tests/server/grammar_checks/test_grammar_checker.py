@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from grammar_bombs import STRUCTURED
 
 from server.errors import ApiError, TooManyRequests
 from server.grammar_checks.grammar_checker import CheckLimits, GrammarChecker
@@ -92,6 +93,31 @@ async def test_a_process_that_dies_is_replaced() -> None:
         assert "more memory" in (await late).message
         assert isinstance(await checker.check(asked(regex="c")), AnswerGrammar)
         assert checker.pid != pid
+
+
+async def test_who_leaves_takes_the_check_along_unless_another_waits_for_it() -> None:
+    async with a_checker() as checker:
+        await checker.check(asked(regex="a"))
+        pid = checker.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        gone, stays = [asyncio.create_task(checker.check(asked(regex="b"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGCONT)
+        assert isinstance(await stays, AnswerGrammar) and checker.pid == pid
+        os.kill(pid, signal.SIGSTOP)
+        last = asyncio.create_task(checker.check(asked(regex="c")))
+        await asyncio.sleep(0.1)
+        last.cancel()
+        assert isinstance(await checker.check(asked(regex="d")), AnswerGrammar) and checker.pid != pid
+
+
+async def test_what_takes_too_much_of_a_processor_is_refused() -> None:
+    async with a_checker(processor_seconds=0.1) as checker:
+        error = await refusal(checker, asked(grammar=STRUCTURED["Lark, in pairs"]["grammar"]))
+        assert (error.status, error.type) == (400, "schema_too_complex")
+        assert isinstance(await checker.check(asked(regex="d")), AnswerGrammar)
 
 
 async def test_a_grammar_gets_only_so_much_memory() -> None:
