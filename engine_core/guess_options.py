@@ -15,12 +15,12 @@ import msgspec
 from engine_core.config import EngineConfig
 from models.config import ConfigError
 
-Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"]
+Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
 """The ways to guess the next tokens: from earlier text, or by a smaller model."""
 
 FROM_TEXT = ("ngram", "suffix")
 """Methods that need no model."""
-_BY_MODELS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
+_BY_MODELS = ("draft_model", "eagle", "eagle3", "mtp")
 
 _MOST = 64
 """The largest number of guesses: more rows of one sequence gain nothing anywhere."""
@@ -160,7 +160,7 @@ def _method(given: Mapping[str, object]) -> Method:
 def _named_by(model: str) -> str:
     """The method that the name of a drafter says, as vLLM reads it."""
     name = f"-{model.lower().replace('/', '-')}-"
-    return next((each for each in ("eagle3", "eagle", "medusa") if f"-{each}-" in name), "draft_model")
+    return next((each for each in ("eagle3", "eagle") if f"-{each}-" in name), "draft_model")
 
 
 def _check_drafter(given: Mapping[str, object], method: Method) -> None:

@@ -13,7 +13,7 @@ from engine_core.expert_options import balancing_of
 from engine_core.guess_options import FROM_TEXT, GuessOptions, read_guess_options
 from engine_core.protocol import Ready
 from models.checkpoint.hub import HubError, resolve
-from models.config import ConfigError, ModelConfig, family_fields, read_config
+from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
 from models.lora.folder import is_adapter
@@ -21,7 +21,6 @@ from models.lora.folder import make_folder as make_folder_of_adapter
 from models.lora.task_folder import has_tasks, task_adapters
 from models.lora.task_folder import make_folder as make_folder_of_tasks
 from models.lora_config import CONFIG_FILE, read_adapter
-from models.medusa_config import MedusaFields, is_medusa, read_medusa
 from models.mistral.folder import is_mistral
 from models.mistral.folder import make_folder as make_mistral_folder
 from models.plain_files import FileError
@@ -132,7 +131,7 @@ def find_drafter(
         )
     folder, model, target = Path(served.folder), served.model, served.model
     if options.model is not None:  # else it lies in the checkpoint of the served model
-        folder, model = _read_drafter(config, options, target, report)
+        folder, model = _read_drafter(config, options, report)
     method = _method_of(model, options.method)
     if model.vocab_size != target.vocab_size:
         _refuse(
@@ -155,7 +154,7 @@ def find_drafter(
         if method == "draft_model"
         else None,
         method=method,
-        most=_most_guesses(config, options, model),
+        most=options.most,
         drawn=options.drawn,
         rates=options.rates,
         whole=options.drafter_ranks == 1,
@@ -177,17 +176,13 @@ def _check_layout(config: EngineConfig, options: GuessOptions, expert_replicas: 
 
 
 def _read_drafter(
-    config: EngineConfig, options: GuessOptions, target: ModelConfig, report: Callable[[float], None]
+    config: EngineConfig, options: GuessOptions, report: Callable[[float], None]
 ) -> tuple[Path, ModelConfig]:
     """Find the folder of a drafter, and read its config.json."""
     name = options.model or config.model
     of_drafter = replace(config, model=name, revision=options.revision, hf_config_path=None, quant=None)
     try:
         folder = find_checkpoint(of_drafter, report)
-        if heads := read_medusa(folder, target):
-            return folder, heads
-        if options.method == "medusa":
-            raise ConfigError(f"config.json of {name} has neither medusa_num_heads nor the model_type medusa")
         return folder, read_config(folder)
     except (ConfigError, HubError) as error:
         _refuse(f"the drafter cannot be read: {error}")
@@ -196,20 +191,7 @@ def _read_drafter(
 def _method_of(model: ModelConfig, named: str) -> str:
     """The method of a drafter: what its config.json says, or else the one that is named."""
     said = f"{model.architecture} {model.raw.get('speculators_model_type')}".lower()
-    return next((each for each in ("eagle3", "eagle", "medusa") if each in said), named)
-
-
-def _most_guesses(config: EngineConfig, options: GuessOptions, model: ModelConfig) -> int:
-    """The most tokens that a drafter guesses at a time; each head of Medusa guesses one."""
-    if not is_medusa(model):
-        return options.most
-    heads = family_fields(model, MedusaFields).num_heads
-    asked = (config.speculative_config or {}).get("num_speculative_tokens")
-    if asked is not None and options.most > heads:
-        _refuse(
-            f"num_speculative_tokens is {asked}, and {options.model} has {heads} heads, which guess one each"
-        )
-    return min(options.most, heads)
+    return next((each for each in ("eagle3", "eagle") if each in said), named)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -27,7 +27,6 @@ from models.families.decoders.decoder import TrunkForCausalLM
 from models.families.drafters.eagle import Eagle
 from models.families.drafters.eagle3 import Eagle3
 from models.families.drafters.head import DraftHead
-from models.families.drafters.medusa import Medusa
 from models.families.drafters.next_token import NextToken, ScopedNextToken
 from models.families.encoders import rotary_roberta
 from models.gguf.folder import gguf_parts
@@ -52,7 +51,7 @@ from models.weight_pieces import WeightsError
 
 logger = logging.getLogger(__name__)
 
-_DRAFTERS: tuple[type[DraftHead | Medusa], ...] = (Eagle, Eagle3, Medusa, NextToken)
+_DRAFTERS: tuple[type[DraftHead], ...] = (Eagle, Eagle3, NextToken)
 _HEADS = {each.method: each for each in _DRAFTERS}
 
 

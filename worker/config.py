@@ -118,7 +118,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def embeds(self) -> bool:
         """Whether it may embed tokens by the served model's matrix: layers that read hidden states do."""
-        return self.conversion is None and self.method != "medusa"
+        return self.conversion is None
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

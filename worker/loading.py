@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from models.families.drafters.head import DraftHead
-from models.families.drafters.medusa import Medusa
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, begin_reading, load_model
 from models.model import ServedModel
@@ -23,7 +22,6 @@ from worker.config import DrafterConfig, WorkerConfig
 from worker.devices.base import Device
 from worker.devices.selection import dtype_name
 from worker.drafter.draft_model import DraftModel
-from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
 from worker.pooling import POOLED, whole_tasks
@@ -147,10 +145,8 @@ def load_drafter(
 
 
 def _make_drafter(loaded: Any, drafter: DrafterConfig) -> DraftModel:
-    """Make the drafter that guesses by a loaded model, or by loaded layers or heads."""
+    """Make the drafter that guesses by a loaded model, or by loaded layers."""
     vocabulary = drafter.model.vocab_size
-    if isinstance(loaded, Medusa):
-        return HeadDrafter(loaded, vocabulary, drawn=drafter.drawn)
     if isinstance(loaded, DraftHead):
         return HiddenDrafter(loaded, vocabulary, drawn=drafter.drawn)
     if not loaded.causal or state_layers(loaded.modules()):

@@ -9,7 +9,7 @@ import textwrap
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -175,8 +175,6 @@ _NAMES = ("auto", "safetensors", "sharded_state", "mistral", "pt", "dummy")
 
 def _format(folder: Path, load_format: str) -> _Format:
     match load_format:
-        case "auto" if (folder / _MEDUSA.single).exists() and not any(folder.glob(_SAFETENSORS.pattern)):
-            return _MEDUSA
         case "auto" | "safetensors" | "sharded_state" | "mistral":
             return _SAFETENSORS
         case "pt":
@@ -333,8 +331,6 @@ def _stored_tensor(tensor: Tensor, file: str) -> Stored:
 
 _SAFETENSORS = _Format("model.safetensors", "model.safetensors.index.json", "*.safetensors", read_safetensors)
 _PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", _read_pt)
-_MEDUSA = replace(_PT, single="medusa_lm_head.pt")
-"""The file in which heads of Medusa are published. It is read as tensors only, as all pickles are."""
 
 _FILES = {".safetensors": read_safetensors, ".pt": _read_pt}
 """The ways to read one file. A pickle is read as tensors only here, too."""

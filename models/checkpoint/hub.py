@@ -52,7 +52,7 @@ _OF_ADAPTERS = ("adapter_model.safetensors", "*.json", "*.jinja")
 _HEADS = ("sparse_linear.*", "colbert_linear.*")
 """The layers of BGE-M3 beside its checkpoint."""
 _WEIGHTS = {
-    "auto": ("*.safetensors", "medusa_lm_head.pt", *_HEADS),
+    "auto": ("*.safetensors", *_HEADS),
     "safetensors": ("*.safetensors",),
     "pt": ("pytorch_model*.bin", "*/pytorch_model.bin", *_HEADS),
     "gguf": (),

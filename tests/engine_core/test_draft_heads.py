@@ -9,24 +9,17 @@ from typing import Any
 import pytest
 from draft_heads import (
     GUESSABLE,
-    SIZE,
-    MedusaOracle,
     NextTokenOracle,
     Oracle,
     ScopedNextTokenOracle,
     write_eagle,
     write_eagle3,
-    write_medusa,
     write_next_token,
     write_scoped_next_token,
 )
-from drafted import MOST, SIZES, Drafted, answer, asked_at_random, opened, requests
+from drafted import SIZES, Drafted, answer, asked_at_random, opened, requests
 from ranks import Layout, Ranks, make
-from sizes import engine_config
-from tiny import VOCAB_SIZE, tiny_checkpoint
-
-from engine_core.engine import Engine
-from models.config import ConfigError
+from tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -110,52 +103,6 @@ def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ran
     assert len(drafted.drafts) > 40
     wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
     assert not wrong
-
-
-@pytest.mark.turns
-@pytest.mark.parametrize("form", [{}, {"converted": True}, {"converted": True, "shared": True}])
-@pytest.mark.parametrize("ranks_count", [1, 2])
-def test_heads_of_medusa(
-    form: dict[str, bool], ranks_count: int, target: Path, tmp_path: Path, ranks: Ranks
-) -> None:
-    """Each guesses one token from the last hidden state; none has entries in the cache."""
-    heads = write_medusa(tmp_path, **form)
-    layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
-    drafted, _ = compare(target, heads, "medusa", layout, tensor_parallel_size=ranks_count)
-    oracle = MedusaOracle.open(target, heads)
-    assert len(drafted.drafts) > 40 and max(len(guesses) for _, guesses in drafted.drafts) == MOST
-    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
-    assert not wrong
-
-
-def test_heads_of_medusa_guess_at_most_one_token_each(target: Path, tmp_path: Path) -> None:
-    heads = write_medusa(tmp_path / "three", count=3)
-    with drafting(target, heads, "medusa") as engine:
-        assert engine.ready.worker.drafts == 3
-    asked = {"method": "medusa", "model": str(heads), "num_speculative_tokens": 4}
-    with pytest.raises(
-        ConfigError, match=r"num_speculative_tokens is 4, and .* has 3 heads, which guess one each"
-    ):
-        Engine.start(engine_config(target, speculative_config=asked), lambda _: None)
-
-
-def test_heads_of_medusa_that_do_not_fit_are_refused(
-    target: Path, heads: dict[str, Path], tmp_path: Path
-) -> None:
-    wide = write_medusa(tmp_path / "wide", converted=True, hidden_size=SIZE * 2)
-    other = write_medusa(tmp_path / "other", converted=True, vocab_size=VOCAB_SIZE + 1)
-    layers = write_medusa(tmp_path / "layers", medusa_num_layers=1)
-    for folder, said in (
-        (
-            wide,
-            f"made for hidden states of {SIZE * 2} numbers, and those of the model that they would guess for",
-        ),
-        (other, f"knows {VOCAB_SIZE + 1} tokens"),
-        (layers, "weights and config.json do not fit: '?0.1"),
-        (heads["eagle"], "has neither medusa_num_heads nor the model_type medusa"),
-    ):
-        with pytest.raises(ValueError, match=said), drafting(target, folder, "medusa"):
-            pass
 
 
 @pytest.mark.turns

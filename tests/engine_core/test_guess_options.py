@@ -65,10 +65,9 @@ def test_fields_of_draft_models() -> None:
     found = read(model="a/beagle", num_speculative_tokens=3, max_model_len=99, revision="r")
     assert found == GuessOptions(method="draft_model", most=3, model="a/beagle", revision="r")
     assert read(method="deepseek_mtp") == GuessOptions(method="mtp", most=8)
-    assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE", "Medusa")] == [
+    assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE")] == [
         "eagle3",
         "eagle",
-        "medusa",
     ]
     found = read(
         method="draft_model",

@@ -94,40 +94,6 @@ def write_eagle(folder: Path, *, bias: bool = False) -> Path:
     return _write(folder, own, tensors)
 
 
-def write_medusa(
-    folder: Path, *, converted: bool = False, count: int = 5, shared: bool = False, **fields: object
-) -> Path:
-    """Heads of Medusa with two layers, as the authors write them or as files converted for vLLM have them.
-
-    Converted ones guess some tokens only, and with `shared` they have one last matrix.
-    """
-    tokens = GUESSABLE if converted else VOCAB_SIZE
-    layers, heads = ("blocks.{}.layers.{}", "lm_heads.{}") if converted else ("{}.{}.linear", "{}.2")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for head in range(count):
-        shapes |= {layers.format(head, layer): (SIZE, SIZE) for layer in range(2)}
-        if not (shared and head):
-            shapes[heads.format(head)] = (tokens, SIZE)
-    tensors = _draw(shapes, 8)
-    if converted:
-        tensors["token_map"] = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(9))[:tokens]
-        own = {"num_heads": count, "num_hidden_layers": 2, "hidden_size": SIZE, "vocab_size": VOCAB_SIZE}
-        own |= {"truncated_vocab_size": tokens, "original_lm_head": shared}
-        return _write(
-            folder, {**own, "architectures": ["MedusaModel"], "model_type": "medusa", **fields}, tensors
-        )
-    tensors |= {
-        f"{head}.{layer}.linear.bias": torch.linspace(-1, 1, SIZE)
-        for head in range(count)
-        for layer in (0, 1)
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    own = {"base_model_name_or_path": "a/b", "medusa_num_heads": count, "medusa_num_layers": 2}
-    (folder / "config.json").write_text(json.dumps({**own, **fields}))
-    torch.save(tensors, folder / "medusa_lm_head.pt")
-    return folder
-
-
 def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -313,39 +279,6 @@ class Oracle:
     @property
     def is_eagle3(self) -> bool:
         return "norm.weight" in self.weights
-
-
-@dataclass
-class MedusaOracle:
-    """Heads of Medusa in plain torch, behind transformers' model."""
-
-    target: Any
-    weights: dict[str, Tensor]
-
-    @classmethod
-    def open(cls, target: Path, heads: Path) -> MedusaOracle:
-        if (heads / "medusa_lm_head.pt").exists():
-            return cls(hf_model(target), torch.load(heads / "medusa_lm_head.pt"))
-        return cls(hf_model(target), load_file(heads / "model.safetensors"))
-
-    @torch.no_grad()
-    def guesses(self, tokens: list[int], count: int) -> list[int]:
-        """The likeliest token of each head, from the hidden state before the last of these tokens."""
-        out = self.target(torch.tensor([tokens]), output_hidden_states=True)
-        hidden = out.hidden_states[-1][0, -2]
-        return [self._guess(hidden, head) for head in range(count)]
-
-    def _guess(self, x: Tensor, head: int) -> int:
-        w, is_converted = self.weights, "token_map" in self.weights
-        for layer in range(2):
-            name = f"blocks.{head}.layers.{layer}" if is_converted else f"{head}.{layer}.linear"
-            x = x + torch.nn.functional.silu(
-                w[f"{name}.weight"] @ x + w.get(f"{name}.bias", torch.zeros(SIZE))
-            )
-        last = w.get(f"lm_heads.{head}.weight", w.get("lm_heads.0.weight", w.get(f"{head}.2.weight")))
-        assert last is not None
-        best = int((last @ x).argmax())
-        return int(w["token_map"][best]) if is_converted else best
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

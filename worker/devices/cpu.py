@@ -107,7 +107,7 @@ class Cpu:
             if record is not None:
                 compute.forward = record(compute.forward)
             if (drafter := compute.drafter) is not None:
-                may_record = drafter.has_passes and drafter.make_stream(0) is None  # they read tokens alone
+                may_record = drafter.make_stream(0) is None  # they read tokens alone
                 drafter.quicken(layout, record if may_record else None)
         return compute
 

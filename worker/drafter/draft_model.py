@@ -16,7 +16,6 @@ from torch import Tensor
 
 from models.context import ForwardContext, use_context
 from models.families.drafters.head import DraftHead
-from models.families.drafters.medusa import Medusa
 from models.layers.attention import CachedAttention
 from models.model import Forward, ServedModel
 from worker.drafter.synthetic import hold_by_chance
@@ -45,7 +44,7 @@ class DraftModel:
     rates: Sequence[float] = ()
     """How often all guesses up to each place in a draft hold, if that is left to chance."""
 
-    def __init__(self, model: ServedModel | DraftHead | Medusa, vocab_size: int, *, drawn: bool) -> None:
+    def __init__(self, model: ServedModel | DraftHead, vocab_size: int, *, drawn: bool) -> None:
         """`drawn`: guesses are drawn by each request's own options and numbers; else they are likeliest."""
         self._model, self._vocab_size, self._drawn = model, vocab_size, drawn
         self._forward = cast("Forward", model.forward)
@@ -67,10 +66,6 @@ class DraftModel:
 
     def begin(self, slots: Slots, packet: Packet, scan: Scan, draw: Draw) -> None:
         self._slots, self._packet, self._scan, self._draw = slots, packet, scan, draw
-
-    @property
-    def has_passes(self) -> bool:
-        return True
 
     def make_stream(self, tokens: int) -> Tensor | None:
         """Return None: a model reads tokens alone."""

@@ -67,11 +67,6 @@ class Drafter(Protocol):
         """Take the tables of slots, a packet of its own, and the device's ways to choose tokens."""
         ...
 
-    @property
-    def has_passes(self) -> bool:
-        """Whether it computes forward passes over tokens."""
-        ...
-
     def make_stream(self, tokens: int) -> Tensor | None:
         """The place of what a forward pass of so many tokens reads beside their ids; None: nothing."""
         ...

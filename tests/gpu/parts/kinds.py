@@ -15,7 +15,6 @@ from engine_core.protocol import Add, Source
 from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
-from models.medusa_config import read_medusa
 from worker.buffers import Buffer
 from worker.config import DrafterConfig
 from worker.protocol import Sampling, Timestamps
@@ -52,7 +51,7 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
             head = target  # all of its guesses hold
         else:
             getattr(draft_heads, f"write_{kind}")(head)
-    config = read_medusa(head, read_config(target)) or read_config(head)
+    config = read_config(head)
     whole = Conversion(runner="generate", convert="none", architecture=config.architecture)
     conversion = whole if kind == "draft_model" else None
     drafter = DrafterConfig(folder=str(head), model=config, conversion=conversion, method=kind, most=_MOST)
@@ -154,7 +153,7 @@ def _write_pictured(kind: str, folder: Path) -> None:
 
 Compare = Callable[[str, Path, str], Result]
 KINDS: dict[str, Compare] = {
-    **dict.fromkeys(("draft_model", "eagle3", "eagle", "medusa", "mtp"), _compare_drafter),
+    **dict.fromkeys(("draft_model", "eagle3", "eagle", "mtp"), _compare_drafter),
     "WhisperForConditionalGeneration": _compare_speech,
     **dict.fromkeys(_SHOWN, _compare_pictures),
 }

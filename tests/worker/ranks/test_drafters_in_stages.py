@@ -9,13 +9,11 @@ import torch
 import transformers
 from draft_heads import (
     GUESSABLE,
-    MedusaOracle,
     NextTokenOracle,
     Oracle,
     ScopedNextTokenOracle,
     write_eagle,
     write_eagle3,
-    write_medusa,
     write_next_token,
     write_scoped_next_token,
 )
@@ -47,8 +45,6 @@ def write(method: str, folder: Path) -> tuple[Path, dict[str, Any], Any]:
     if method == "draft_model":
         tiny_checkpoint("LlamaForCausalLM", drafter)
         oracle: Any = DraftModelOracle(drafter)
-    elif method == "medusa":
-        oracle = MedusaOracle.open(target, write_medusa(drafter))
     elif method == "eagle":
         oracle = Oracle.open(target, write_eagle(drafter))
     else:
@@ -68,7 +64,6 @@ def write(method: str, folder: Path) -> tuple[Path, dict[str, Any], Any]:
         ("mtp", Layout(1, 2)),
         ("mtp of a hybrid", Layout(1, 2)),
         ("mtp of a hybrid", Layout(1, 3)),
-        ("medusa", Layout(1, 2)),
     ],
     ids=str,
 )

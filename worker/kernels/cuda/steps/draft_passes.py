@@ -54,7 +54,7 @@ class DraftPasses:
         self._drafter, self._lay_out, self._place_of = drafter, lay_out, place_of
         self._made: dict[int, _Pass] = {}
         self._forward: Forward | None = None
-        self.are_made = drafter is not None and drafter.has_passes
+        self.are_made = drafter is not None
         self._recorder = open_recorder() if self.are_made else None
         if drafter is not None:
             drafter.quicken(self._lay_out_pass, self._record if self.are_made else None)
