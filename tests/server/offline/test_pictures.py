@@ -24,6 +24,7 @@ from transformers import CLIPImageProcessorPil
 from server.errors import BadRequest
 from server.offline.async_llm import AsyncLLM
 from server.offline.llm import LLM
+from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
 
@@ -70,6 +71,12 @@ def test_prompts_have_pictures_in_every_form(pictured: Pictured, tmp_path: Path)
     right = pictured.right(BOS, "user: see ", ONE, " and ", TWO, " ")
     assert [answer.outputs[0].token_ids for answer in answers[:4]] == [right] * 4
     assert answers[0].prompt == text and len(answers[4].outputs[0].token_ids) == 6
+
+
+def test_each_round_of_a_beam_search_sees_the_pictures(pictured: Pictured) -> None:
+    prompt: Any = {"prompt": "see <image> here", "multi_modal_data": {"image": ONE}}
+    (found,) = pictured.llm.beam_search(prompt, BeamSearchParams(1, 6, ignore_eos=True))
+    assert found.sequences[0].tokens[-6:] == pictured.right(BOS, "see ", ONE, " here")
 
 
 def test_a_prompt_that_begins_with_a_picture_has_its_mark_behind_it(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from written_adapters import write_adapter
 
-from facet import LLM, AsyncLLM, BadRequest, LoRARequest, PoolingParams, RequestOutput, SamplingParams
+from facet import (
+    LLM,
+    AsyncLLM,
+    BadRequest,
+    BeamSearchParams,
+    LoRARequest,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+)
 from models.checkpoint.hub import DEMO
 from server.options.option_table import OptionError
 
@@ -67,6 +76,14 @@ def test_each_prompt_has_the_adapter_that_is_named_for_it(
     while llm.llm_engine.has_unfinished_requests():
         last += llm.llm_engine.step()
     assert last[-1].outputs[0].text == alone[1]
+
+
+def test_each_round_of_a_beam_search_has_its_adapter(llm: LLM, asked: list[LoRARequest]) -> None:
+    single = BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True)
+    for adapter in (None, asked[0]):
+        (drawn,) = llm.generate(TEXT, GREEDY, use_tqdm=False, lora_request=adapter)
+        (found,) = llm.beam_search(TEXT, single, lora_request=adapter)
+        assert found.sequences[0].tokens == [*drawn.prompt_token_ids, *drawn.outputs[0].token_ids]
 
 
 def test_what_is_pooled_has_heads_and_vectors_of_its_adapter(llm: LLM, asked: list[LoRARequest]) -> None:
