@@ -79,6 +79,17 @@ def test_the_length_of_answers_that_stop_is_learned() -> None:
     assert 0.5 < own / waited < 2
 
 
+def test_answers_that_cannot_stop_say_nothing_of_when_others_do() -> None:
+    clock = Clock(slots=8)
+    backlog(clock, requests(8, max_tokens=400, stops=tuple(range(0, 50, 12))), 40)
+    clock.run()
+    known = clock.scheduler.stats(clock.now).rates
+    clock.add_all(add(1000 + id, [1] * 8 + [2] * 200, max_tokens=201, prompt_len=8) for id in range(20))
+    clock.run()
+    later = clock.scheduler.stats(clock.now).rates
+    assert known is not None and later is not None and later.stop_rate == known.stop_rate > 0.01
+
+
 def test_a_preempted_or_aborted_answer_is_counted_once() -> None:
     clock = Clock(slots=2)
     source = requests(8, max_tokens=50)
