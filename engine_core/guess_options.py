@@ -39,7 +39,6 @@ _READ = (
     *("prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "draft_sample_method", "rejection_sample_method"),
-    *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
 )
 _WITHOUT_EFFECT = (
     *("attention_backend", "moe_backend", "enforce_eager", "use_local_argmax_reduction"),
@@ -49,11 +48,14 @@ _WITHOUT_EFFECT = (
 """Fields that choose among ways to compute of which there is one here, or turn on what is always so."""
 _KNOWN = (*_READ, *_OF_DRAFTERS, *_WITHOUT_EFFECT)
 
+_BY_CHANCE = "is not supported; leave it out: a guess holds if it is right, and not by chance"
 _REFUSED = {
     "parallel_drafting": "is not supported; leave it out: guesses are made one after the other",
     "use_heterogeneous_vocab": "is not supported: a drafter has the vocabulary of the model it guesses for",
     "speculative_token_tree": "is not supported; leave it out: guesses follow each other, and do not branch",
     "tensor_parallel_size": "is draft_tensor_parallel_size here, as in vLLM",
+    "synthetic_acceptance_rates": _BY_CHANCE,
+    "synthetic_acceptance_length": _BY_CHANCE,
 }
 _VERIFIED = "each guess is compared with the token that is drawn in its place, which is `standard`"
 
@@ -111,10 +113,9 @@ def read_guess_options(config: EngineConfig) -> GuessOptions | None:
     _check_drafter(given, method)
     _check_verification(given)
     usual = {"suffix": 24, "ngram": _USUAL}.get(method, _USUAL_OF_MODELS)
-    most = _whole(given, "num_speculative_tokens", usual, 1, _MOST)
     return GuessOptions(
         method=method,
-        most=most,
+        most=_whole(given, "num_speculative_tokens", usual, 1, _MOST),
         suffix_depth=_whole(given, "suffix_decoding_max_tree_depth", 24, 1, _LONGEST_MATCH),
         suffix_answers=_whole(given, "suffix_decoding_max_cached_requests", 10_000, 0, 10**9),
         suffix_factor=_number(given, "suffix_decoding_max_spec_factor", 1.0, 0.0, 1000.0),
@@ -122,7 +123,6 @@ def read_guess_options(config: EngineConfig) -> GuessOptions | None:
         most_sequences=_whole(given, "disable_by_batch_size", 0, 0, 10**9) or None,
         most_by_sequences=_bounds(given.get("num_speculative_tokens_per_batch_size")),
         drawn=given.get("draft_sample_method") == "probabilistic",
-        rates=_rates(given, method, most, config.worker.load_format),
         **_drafter(given, method),
         **_matches(given),
     )
@@ -189,41 +189,11 @@ def _drafter(given: Mapping[str, object], method: Method) -> dict[str, Any]:
 
 def _check_verification(given: Mapping[str, object]) -> None:
     verified = given.get("rejection_sample_method", "standard")
-    if verified not in ("standard", "synthetic"):
+    if verified != "standard":
         _refuse(f"rejection_sample_method {verified!r} is not supported; leave it out: {_VERIFIED}")
     drawn = given.get("draft_sample_method", "greedy")
     if drawn not in ("greedy", "probabilistic"):
         _refuse(f"draft_sample_method is greedy or probabilistic, not {drawn!r}")
-
-
-def _rates(given: Mapping[str, object], method: Method, most: int, load_format: str) -> tuple[float, ...]:
-    """The rates at which guesses hold by chance, for each place in a draft; nothing if they hold if right."""
-    names = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
-    asked = [name for name in names if name in given]
-    if given.get("rejection_sample_method") != "synthetic":
-        if asked:
-            _refuse(f"{asked[0]} goes with rejection_sample_method synthetic; leave it out")
-        return ()
-    if method in FROM_TEXT or load_format != "dummy":
-        _refuse(
-            "rejection_sample_method synthetic prices a drafter of which only the size is known: it needs "
-            f"--load-format dummy and a method with a drafter; elsewhere {_VERIFIED}"
-        )
-    if len(asked) != 1:
-        _refuse(f"rejection_sample_method synthetic needs one of {names[0]} and {names[1]}")
-    if names[1] in given:  # as vLLM has it: first guesses always hold, and one at times
-        always = _number(given, names[1], 1.0, 1.0, most + 1.0) - 1
-        return tuple(min(1.0, max(0.0, always - at)) for at in range(most))
-    try:
-        rates = msgspec.convert(given[names[0]], tuple[float, ...])
-        if len(rates) == most and all(0 <= rate <= 1 for rate in rates) and [*rates] == sorted(rates)[::-1]:
-            return rates
-    except msgspec.ValidationError:
-        pass
-    _refuse(
-        f"{names[0]} says for each of num_speculative_tokens, which are {most} here, how often it and all "
-        "guesses before it hold: numbers from 0 to 1, none larger than the one before"
-    )
 
 
 def _matches(given: Mapping[str, object]) -> dict[str, Any]:

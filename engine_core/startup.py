@@ -156,7 +156,6 @@ def find_drafter(
         method=method,
         most=options.most,
         drawn=options.drawn,
-        rates=options.rates,
         whole=options.drafter_ranks == 1,
     )
 

@@ -112,8 +112,6 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     are guessed."""
     whole: bool = False
     """Whether each rank holds all of it, and not a piece."""
-    rates: tuple[float, ...] = ()
-    """How often all guesses up to each place in a draft hold, if that is left to chance."""
 
     @property
     def embeds(self) -> bool:

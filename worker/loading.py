@@ -139,9 +139,7 @@ def load_drafter(
         return None
     loaded: Any = load_weights(of_drafter, device, report)
     release_after_loading(of_drafter.folder)
-    made = _make_drafter(loaded, drafter)
-    made.rates = drafter.rates
-    return made
+    return _make_drafter(loaded, drafter)
 
 
 def _make_drafter(loaded: Any, drafter: DrafterConfig) -> DraftModel:

@@ -18,7 +18,6 @@ from models.context import ForwardContext, use_context
 from models.families.drafters.head import DraftHead
 from models.layers.attention import CachedAttention
 from models.model import Forward, ServedModel
-from worker.drafter.synthetic import hold_by_chance
 from worker.protocol import SeqStep
 from worker.sampling.grouped_logits import Scan
 from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling, sample
@@ -40,9 +39,6 @@ class DraftModel:
     _draw: Draw
 
     block_bytes = 0
-
-    rates: Sequence[float] = ()
-    """How often all guesses up to each place in a draft hold, if that is left to chance."""
 
     def __init__(self, model: ServedModel | DraftHead, vocab_size: int, *, drawn: bool) -> None:
         """`drawn`: guesses are drawn by each request's own options and numbers; else they are likeliest."""
@@ -75,10 +71,6 @@ class DraftModel:
         self._lay_out = lay_out
         if record is not None:
             self._forward = record(self._forward)
-
-    def settle(self, batch: Batch, tokens: Tensor) -> None:
-        if self.rates and batch.asked is not batch.step:
-            hold_by_chance(self.rates, batch, tokens, self._slots, self._vocab_size)
 
     def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
         for new in batch.asked.new:

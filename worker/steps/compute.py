@@ -134,8 +134,6 @@ class Compute:
 
     def follow(self, batch: Batch, ids: Tensor, context: ForwardContext, outcome: Outcome) -> Outcome:
         """Let states go on by guesses that hold, and the drafter read a step of these tokens [T]."""
-        if self.drafter is not None and outcome.tokens is not None:
-            self.drafter.settle(batch, outcome.tokens.tokens)
         if self._state_layers and batch.asked is not batch.step:
             landed = read_later(self._state_layers, batch, self.slots, copies=not self.ends_model)
             if self.ends_model:

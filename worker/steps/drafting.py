@@ -75,10 +75,6 @@ class Drafter(Protocol):
         """Use the device's layout of steps, and let forward passes of small steps be replayed if they can."""
         ...
 
-    def settle(self, batch: Batch, tokens: Tensor) -> None:
-        """Overwrite the tokens [R] that a step has sampled, if its guesses are to hold by chance."""
-        ...
-
     def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
         """Write its entries for the tokens of a step, `ids` [T], with last hidden states `hidden` [T, H].
 
