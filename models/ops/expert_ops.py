@@ -18,6 +18,9 @@ from torch import Tensor
 from models.ops.reference import activation, gated
 from models.ops.tree_sum import add_in_pairs
 
+MOST_EXPERTS = 4096
+"""More than any published model has; what kernels keep for each expert and thread stays small."""
+
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """The rule by which a layer chooses experts for a token: facts that differ by family.
@@ -46,6 +49,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """The number of a group's best scores that are summed for that: 2, or 1, which is the largest alone."""
 
     def __post_init__(self) -> None:
+        if self.experts > MOST_EXPERTS:
+            raise ValueError(f"{self.experts} experts are too many: {MOST_EXPERTS} are allowed")
         size, rest = divmod(self.experts, self.groups)
         if rest or not 1 <= self.kept_groups <= self.groups or (self.groups > 1 and size < self.summed_best):
             raise ValueError(

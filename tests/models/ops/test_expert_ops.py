@@ -180,6 +180,8 @@ def test_a_router_says_what_cannot_be_chosen() -> None:
     ):
         with pytest.raises(ValueError, match="cannot be chosen"):
             Routing(experts=8, **fields)
+    with pytest.raises(ValueError, match="4097 experts are too many: 4096 are allowed"):
+        Routing(experts=4097, chosen=2)
 
 
 @pytest.mark.parametrize("kind", ["silu", "clamped"])

@@ -64,9 +64,10 @@ LEVELS = (  # the best first
 
 # Explicit instructions instead of -march=native, for caches are shared; and not -ffast-math: masks are
 # infinite, and NaN must be seen. Without contraction a number is rounded where the source says so.
+# A checkpoint says how long rows are, so no array on the stack may be as long as a variable says.
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=off"),
-    *("-pthread", "-fPIC", "-fvisibility=hidden"),
+    *("-pthread", "-fPIC", "-fvisibility=hidden", "-Werror=vla", "-Werror=alloca"),
 )
 _LINK_FLAGS = ("-pthread", "-shared", "-Wl,-Bsymbolic")
 

@@ -175,7 +175,7 @@ static void down_units(const void *task, long begin, long end) {
     const job *j = task;
     const weights *any = j->of.down;
     long sections = any->sections, size = sections * PANEL, bytes = j->tokens * size * sizeof(float), shaped = 0;
-    float *totals = (float *)__builtin_alloca_with_align(bytes, 512);
+    float *totals = scratch_beside((size_t)bytes);
     for (long panel = begin; panel < end; panel++) {
         long left = least(PANEL, any->outputs - panel * PANEL);
         memset(totals, 0, bytes);

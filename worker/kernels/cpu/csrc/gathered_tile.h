@@ -5,6 +5,7 @@
 #include "tile_amx.h"
 #endif
 #include "method.h"
+#include "threads.h"
 
 #if defined(__AMX_BF16__)
 enum { MOST_ROWS = AMX_ROWS };
@@ -45,9 +46,9 @@ INLINE void lay_rows(uint32_t *to, const char *const *rows, long count, long byt
         method_for(w).lay(to, rows[0], bytes, 1, w);
         return;
     }
-    char gathered[MOST_ROWS][bytes];
-    for (long r = 0; r < count; r++) memcpy(gathered[r], rows[r], bytes);
-    method_for(w).lay(to, gathered[0], bytes, count, w);
+    char *gathered = scratch_beside((size_t)(count * bytes));
+    for (long r = 0; r < count; r++) memcpy(gathered + r * bytes, rows[r], bytes);
+    method_for(w).lay(to, gathered, bytes, count, w);
 }
 
 // Whether products are added to totals where they are made, and not stored first.

@@ -58,10 +58,11 @@ static void mark_groups(const float *ranked, char *marks, float *sums, char *kep
     for (long g = 0; g < c->groups; g++) memset(marks + g * size, !kept[g], size);
 }
 
-static void choose_row(const choice *c, long row) {
+// memory: for three numbers and three marks of each expert.
+static void choose_row(const choice *c, long row, float *memory) {
     long experts = c->experts;
-    float scores[experts], ranked[experts], sums[experts];
-    char barred[experts], marks[experts], kept[experts];
+    float *scores = memory, *ranked = scores + experts, *sums = ranked + experts;
+    char *barred = (char *)(sums + experts), *marks = barred + experts, *kept = marks + experts;
     score(scores, c->logits + row * experts, c);
     for (long e = 0; e < experts; e++) ranked[e] = scores[e] + (c->correction ? c->correction[e] : 0.0f);
     memset(barred, 0, experts);
@@ -83,7 +84,9 @@ static void choose_row(const choice *c, long row) {
 }
 
 static void choose_rows(const void *task, long first, long last) {
-    for (long row = first; row < last; row++) choose_row(task, row);
+    const choice *c = task;
+    float *memory = scratch((size_t)(3 * c->experts) * (sizeof(float) + 1));
+    for (long row = first; row < last; row++) choose_row(c, row, memory);
 }
 
 EXPORT void choose(const void *logits, const void *correction, const void *factors, void *ids, void *shares, long rows,

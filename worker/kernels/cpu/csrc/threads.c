@@ -123,15 +123,23 @@ EXPORT void set_threads(int count) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static _Thread_local void *buffer;
-static _Thread_local size_t buffer_bytes;
+typedef struct {
+    void *memory;
+    size_t bytes;
+} room;
 
-void *scratch(size_t bytes) {
-    if (bytes > buffer_bytes) {
-        free(buffer);
-        buffer_bytes = (bytes + 4095) & ~(size_t)4095;
-        buffer = aligned_alloc(64, buffer_bytes);
-        if (buffer == NULL) abort();  // out of memory, where torch would throw
+static _Thread_local room first_room, second_room;
+
+static void *at_least(room *r, size_t bytes) {
+    if (bytes > r->bytes) {
+        free(r->memory);
+        r->bytes = (bytes + 4095) & ~(size_t)4095;
+        r->memory = aligned_alloc(64, r->bytes);
+        if (r->memory == NULL) abort();  // out of memory, where torch would throw
     }
-    return buffer;
+    return r->memory;
 }
+
+void *scratch(size_t bytes) { return at_least(&first_room, bytes); }
+
+void *scratch_beside(size_t bytes) { return at_least(&second_room, bytes); }

@@ -12,6 +12,9 @@ extern int threads;
 // same memory.
 void *scratch(size_t bytes);
 
+// The same in a second place, for what is called while the memory of `scratch` is in use.
+void *scratch_beside(size_t bytes);
+
 typedef void (*work)(const void *task, long first, long last);
 
 // Computes units [0, units) of a task, `grain` at a time. Threads take the next units when they have finished theirs,
