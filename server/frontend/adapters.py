@@ -73,11 +73,10 @@ class ServedAdapters:
         engines have some adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
         is_done = again and bool(self._engines.states)
         for task, folder in () if is_done else self._tasks.items():
-            if error := await self._load(task, str(folder), folder, prompt=task, pinned=True):
+            if error := await self._load(task, str(folder), folder, prompt=task):
                 raise ConfigError(f"the adapter for the task {task} cannot be loaded: {error}")
         for module in () if is_done else self._options.modules:
-            given = {"labels": tuple(module.labels), "pinned": module.pinned}
-            if error := await self._load(module.name, module.path, **given):
+            if error := await self._load(module.name, module.path, labels=tuple(module.labels)):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
         self.has_started = True
 

@@ -131,7 +131,7 @@ class ManyModels:
         states = [self._engines.states.get(entry.id) or self._add(entry) for entry in entries]
         for state, entry in zip(states, entries, strict=True):
             state.entry = entry
-            self._set.add(state.slot, pinned=entry.pinned)
+            self._set.add(state.slot)
         before = self.states
         names = {entry.name: state for entry, state in zip(entries, states, strict=True)}
         aliases = {name: one for one, entry in zip(states, entries, strict=True) for name in entry.aliases}
@@ -139,10 +139,6 @@ class ManyModels:
         for state in before:
             if state not in states:
                 self._set.remove(state.slot)
-        if self._started:
-            for state in states:
-                if state.entry.pinned:
-                    self._begin(self._touch(state))
         self._peeked = self._begin(self._peek(states))
 
     def move(self, alias: str, state: ModelState) -> None:
@@ -207,13 +203,9 @@ class ManyModels:
     # The life of the server.
 
     async def start(self) -> None:
-        """Load what is pinned. Raises Unavailable or ConfigError if that cannot be loaded, or nothing can."""
+        """Take requests, at which models are loaded. Raises ConfigError if no model will ever have room."""
         await self._peeked
         await self._check_memory()
-        for state in self.states:
-            if state.entry.pinned:
-                async with self.using(state):
-                    pass
         self._started = True
         self._begin(self._look())
 

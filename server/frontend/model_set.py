@@ -2,8 +2,8 @@
 
 A model is loaded when somebody asks for it, one at a time. If that needs room, models go that nobody uses,
 those first that were not used for longest. Where all are in use, the load waits; after a while no new
-requests are let in to those that are in its way, so that it has its turn. Pinned models stay. Background work
-has a model loaded only when that takes nothing from others.
+requests are let in to those that are in its way, so that it has its turn. Background work has a model
+loaded only when that takes nothing from others.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _log = logging.getLogger(__name__)
 class Slot(Generic[T]):
     """A model, in memory or not."""
 
-    def __init__(self, name: str, *, pinned: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.pinned = pinned
         self.state: State = "unloaded"
         self.served: T | None = None
         """What answers its requests, while it is loaded."""
@@ -137,7 +136,7 @@ class ModelSet(Generic[T]):
     async def _is_in_the_way(self, slot: Slot[T]) -> bool:
         """Whether others would wait for a model to be loaded, or would have to be loaded again soon."""
         slot.size = slot.size or await self._loader.measure(slot)
-        others = [one for one in self.slots if one is not slot and not one.pinned]
+        others = [one for one in self.slots if one is not slot]
         taken = self._beside + sum(one.size for one in self.slots if one.state != "unloaded")
         rested = [one for one in others if self._rests(one)]
         missing = taken + slot.size - self.budget - sum(one.size for one in rested if one.has_memory)
@@ -178,15 +177,15 @@ class ModelSet(Generic[T]):
             slot.error, slot.failed, slot.served = error, self._clock(), None
             self._free(slot)
 
-    def add(self, slot: Slot[T], *, pinned: bool) -> None:
+    def add(self, slot: Slot[T]) -> None:
         """Serve a model from now on, or again."""
-        slot.pinned, slot.removed = pinned, False
+        slot.removed = False
         if slot not in self.slots:
             self.slots.append(slot)
 
     def remove(self, slot: Slot[T]) -> None:
         """Serve a model no more, but to those who use it."""
-        slot.removed, slot.pinned = True, False
+        slot.removed = True
         if slot.state == "loaded" and not slot.users:
             self._begin(self.unload(slot))
         elif slot.state == "unloaded" and not slot.waiting:
@@ -241,7 +240,7 @@ class ModelSet(Generic[T]):
         since = self._clock()
         try:
             while (excess := await self._excess(wanted.size)) > 0:
-                others = [one for one in self.slots if one.has_memory and not one.pinned]
+                others = [one for one in self.slots if one.has_memory]
                 # The server's own memory for models, their tokenizers for example, goes with them.
                 own = self._beside - self._least_beside if others else 0
                 if sum(one.size for one in others) + own < excess:
@@ -266,8 +265,8 @@ class ModelSet(Generic[T]):
         return self._beside + sum(one.size for one in self.slots if one.has_memory) + size - self.budget
 
     def _idle(self) -> list[Slot[T]]:
-        """The models that nobody uses and that may go, the least recently used first."""
-        loaded = [one for one in self.slots if one.state == "loaded" and not one.pinned]
+        """The models that nobody uses, the least recently used first."""
+        loaded = [one for one in self.slots if one.state == "loaded"]
         # Those who wait for one that is open enter it in a moment.
         found = [one for one in loaded if not one.users and (one.closed or not one.waiting)]
         return sorted(found, key=lambda one: (not one.removed, one.used))

@@ -37,16 +37,14 @@ class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name of the served model, which may stand there for checking."""
     labels: list[str] = []
     """The names of what its head tells apart."""
-    pinned: bool = False
-    """Whether it stays loaded."""
 
 
 class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The adapters that a server has, and may get."""
 
     lora_modules: Annotated[list[object], Doc(ADAPTERS, repeats=True)] = []
-    """Adapters to load at the start, as name=path or {"name", "path", "labels", "pinned"}; the path is a
-    folder, or owner/name or owner/name/folder on the hub. Implies --enable-lora."""
+    """Adapters to load at the start, as name=path or {"name", "path", "labels"}; the path is a folder, or
+    owner/name or owner/name/folder on the hub. Implies --enable-lora."""
     allow_runtime_lora: Annotated[bool, Doc(ADAPTERS)] = False
     """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters of --lora-dir and
     --lora-repos. Whoever may use the server may call them, unless there are keys with rights."""

@@ -37,8 +37,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The name by which answers call it."""
     aliases: tuple[str, ...] = ()
     """Other names, which may come to mean another model while the server runs."""
-    pinned: bool = False
-    """Whether it is loaded at the start and stays."""
     config: ServerConfig
 
     @property
@@ -63,7 +61,6 @@ class GivenModel(msgspec.Struct, frozen=True):
     """Its options, by their fields; one is its model."""
     name: str | None = None
     aliases: tuple[str, ...] = ()
-    pinned: bool = False
 
 
 def read_models(
@@ -129,14 +126,12 @@ def _beside(folder: Path, path: str) -> str:
 
 def _take(table: dict[str, Any], where: str) -> GivenModel:
     """Take what is no option of `serve` out of a table."""
-    name, aliases, pinned = table.pop("name", None), table.pop("aliases", []), table.pop("pinned", False)
+    name, aliases = table.pop("name", None), table.pop("aliases", [])
     if name is not None and not _is_name(name):
         raise OptionError(f"{where}: name must be a text of 1 to 200 characters")
     if not isinstance(aliases, list) or not all(map(_is_name, aliases)):
         raise OptionError(f"{where}: aliases must be a list of names")
-    if not isinstance(pinned, bool):
-        raise OptionError(f"{where}: pinned must be true or false")
-    return GivenModel(table, name, tuple(aliases), pinned)
+    return GivenModel(table, name, tuple(aliases))
 
 
 def _is_name(name: object) -> bool:

@@ -142,7 +142,7 @@ class Given(NamedTuple):
         for model in given:
             name = model.name or shown_name(str(model.values["model"]))
             config = _build({**self.values, **model.values, "served_model_name": [name]})
-            found.append(ModelEntry(name=name, config=config, aliases=model.aliases, pinned=model.pinned))
+            found.append(ModelEntry(name=name, config=config, aliases=model.aliases))
         check_models(found)
         return numbered(found, known)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine_core.adapters.messages import AdapterState
 from server.access.client_identity import caller_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.errors import BadRequest, Forbidden, NotFound, Unavailable
+from server.errors import Forbidden, NotFound, Unavailable
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
@@ -78,7 +78,6 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """Only with several models: loaded, loading, unloading or unloaded. It is loaded when it is asked for."""
     model: str | UnsetType = UNSET
     """Only with several models: its own name, of which this one may be an alias."""
-    pinned: bool | UnsetType = UNSET
     memory: int | UnsetType | None = UNSET
     """Only with several models: the bytes that it takes, or took; None if that is not known."""
     quantization: str | None = None
@@ -162,8 +161,6 @@ async def unload_model(body: UnloadBody, request: Request) -> JSONResponse:
     is asked for."""
     models = cast("ManyModels", server_of(request))
     state = models.find(body.model)
-    if state.entry.pinned:
-        raise BadRequest(f"`{state.entry.name}` is pinned, and stays.", "model")
     if not await models.unload(state):
         raise Unavailable(f"`{state.entry.name}` is in use: try again later.", retry_after=1)
     return JSONResponse(_described(state))
@@ -207,7 +204,6 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
         tasks=state.tasks,
         state=slot.state,
         model=state.entry.name,
-        pinned=state.entry.pinned,
         memory=slot.size or None,
         quantization=None if facts is None else facts.ready.quantization,
         embedding_space=None if space is None else str(space),
@@ -233,7 +229,7 @@ def _adapter_of_several(name: str, named: Named) -> ModelCard:
         raise NotFound(f"The model `{name[:200]}` is not loaded.", "model")
     of_model = _card_of_several(name, state)
     card = of_model if adapters is None or found is None else _card_of_adapter(adapters, found)
-    several = {"id": name, "state": of_model.state, "model": of_model.model, "pinned": of_model.pinned}
+    several = {"id": name, "state": of_model.state, "model": of_model.model}
     several |= {"memory": None, "parent": state.entry.name, "root": card.root if found else own}
     return msgspec.structs.replace(card, **several)
 

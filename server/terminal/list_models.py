@@ -37,9 +37,8 @@ def _of_several(card: dict[str, Any]) -> tuple[str, str, str]:
     alias = f"alias of {card['model']}" if card["model"] != card["id"] else ""
     if parent := card.get("parent"):
         return card["state"], "", f"adapter of {parent}"
-    pinned = "pinned" if card["pinned"] else ""
     memory = f"{card['memory'] >> 20} MiB" if card["memory"] else "?"
-    return card["state"], memory, alias or pinned
+    return card["state"], memory, alias
 
 
 def _check_loaded(server: ServerClient) -> None:

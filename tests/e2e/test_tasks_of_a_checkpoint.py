@@ -35,7 +35,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def server(folders: tuple[Path, Path]) -> Iterator[LiveServer]:
-    with serving(str(folders[1]), "--served-model-name", "jina", "--dtype", "float32", *SMALL) as found:
+    """Workers hold two adapters at a time: those of other tasks are loaded again."""
+    few = ("--dtype", "float32", "--enable-lora", "--max-cpu-loras", "2")
+    with serving(str(folders[1]), "--served-model-name", "jina", *few, *SMALL) as found:
         yield found
 
 

@@ -71,12 +71,12 @@ class ScriptedLoader:
 
 
 def make_set(
-    sizes: dict[str, int], budget: int, pinned: str = "", now: list[float] | None = None
+    sizes: dict[str, int], budget: int, now: list[float] | None = None
 ) -> tuple[ModelSet[Served], ScriptedLoader, dict[str, Slot[Served]]]:
     loader = ScriptedLoader(sizes, budget)
     clock = (lambda: now[0]) if now is not None else None
     models = ModelSet(loader, budget, *([clock] if clock else []))
-    slots = {name: Slot[Served](name, pinned=name in pinned) for name in sizes}
+    slots = {name: Slot[Served](name) for name in sizes}
     models.slots += slots.values()
     return models, loader, slots
 
@@ -112,11 +112,11 @@ async def test_memory_of_the_server_that_goes_with_a_model_is_room_for_another()
     assert loader.here.keys() == {"large"}
 
 
-async def test_the_least_recently_used_goes_and_pinned_ones_stay() -> None:
-    models, loader, slots = make_set({"a": 100, "b": 100, "c": 100, "d": 100}, BESIDE + 300, pinned="a")
-    for name in "abcbd":
+async def test_the_least_recently_used_goes() -> None:
+    models, loader, slots = make_set({"a": 100, "b": 100, "c": 100, "d": 100}, BESIDE + 300)
+    for name in "abcad":
         await use(models, slots[name])
-    assert loader.here.keys() == {"a", "b", "d"}
+    assert loader.here.keys() == {"a", "c", "d"}
 
 
 async def test_one_that_is_in_use_is_waited_for_and_lets_nobody_else_in_after_a_while() -> None:
@@ -164,7 +164,7 @@ async def test_background_work_takes_no_model_from_others_and_uses_what_is_there
 
 
 async def test_one_that_never_fits_is_refused_and_evicts_nothing() -> None:
-    models, loader, slots = make_set({"a": 100, "b": 901, "c": 100}, BESIDE + 1000, pinned="a")
+    models, loader, slots = make_set({"a": 100, "b": 1001, "c": 100}, BESIDE + 1000)
     await use(models, slots["a"])
     await use(models, slots["c"])
     assert "does not fit" in await use(models, slots["b"])
@@ -206,7 +206,6 @@ async def test_models_that_have_grown_go_as_soon_as_nobody_uses_them() -> None:
 
 @given(
     sizes=st.lists(st.integers(1, 500), min_size=2, max_size=4),
-    pinned=st.booleans(),
     budget=st.integers(200, 1000),
     requests=st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 8), st.booleans()), max_size=25
@@ -217,7 +216,6 @@ async def test_models_that_have_grown_go_as_soon_as_nobody_uses_them() -> None:
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_asked_for(
     sizes: list[int],
-    pinned: bool,
     budget: int,
     requests: list[tuple[int, int, int, bool]],
     broken: bool,
@@ -227,7 +225,7 @@ def test_whatever_is_asked_for(
     names = "abcd"[: len(sizes)]
 
     async def run() -> None:
-        models, loader, slots = make_set(dict(zip(names, sizes, strict=True)), BESIDE + budget, "a" * pinned)
+        models, loader, slots = make_set(dict(zip(names, sizes, strict=True)), BESIDE + budget)
         loader.fails = {"b"} if broken else set()
 
         async def one(model: int, before: int, turns: int, leaves: bool) -> str:

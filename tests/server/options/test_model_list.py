@@ -14,7 +14,6 @@ FILE = """
 model = "demo"
 name = "story"
 aliases = ["prod", "gpt-4o"]
-pinned = true
 max-model-len = 512
 
 [[models]]
@@ -30,8 +29,8 @@ def models(*arguments: str) -> list[ModelEntry]:
 def test_a_file_has_names_and_options_of_each(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(FILE)
     story, other = models("--models", str(tmp_path / "models.toml"), "--max-model-len", "1k", "--port", "0")
-    assert (story.name, story.aliases, story.pinned, story.id) == ("story", ("prod", "gpt-4o"), True, 0)
-    assert (other.name, other.aliases, other.pinned, other.id) == ("org/other", (), False, 1)
+    assert (story.name, story.aliases, story.id) == ("story", ("prod", "gpt-4o"), 0)
+    assert (other.name, other.aliases, other.id) == ("org/other", (), 1)
     assert story.config.model_names == ("story",)
     assert [one.config.engine.worker.max_model_len for one in (story, other)] == [512, 1000]
     assert other.config.engine.worker.kv_cache_memory_bytes == 64 << 20
@@ -134,7 +133,6 @@ def test_what_cannot_be_served_together_is_refused_by_name(arguments: list[str],
         ("[[models]]\nmodel = 'demo'\nport = 1", "port is of the whole server"),
         ("[[models]]\nmodel = 'demo'\ndevice = 'cpu'", "device is of the whole server"),
         ("[[models]]\nmodel = 'demo'\nmax-model-lem = 1", "did you mean max_model_len"),
-        ("[[models]]\nmodel = 'demo'\npinned = 1", "true or false"),
         ("[[models]]\nmodel = 'demo'\naliases = 'x'", "a list of names"),
         ("[[models]]\nmodel = 'demo'\nname = ''", "1 to 200 characters"),
         (
