@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, Preparation, StepFuture
+from engine_core.features.adapters.adapter_table import AdapterTable
+from engine_core.features.adapters.adapter_turns import AdapterTurns
 from engine_core.grammar.compile_queue import Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.intake.intake import Intake
 from engine_core.loading import Loaded, ReportProgress, make_loader
 from engine_core.protocol import Add, Failed, OutputsByClient, Ready, Spelling
 from engine_core.ranks.joint_steps import JointExecutor
-from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes
@@ -30,9 +31,6 @@ from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepOutput
 from worker.worker_facts import TimedSteps
-
-_MOST_WRITING = 5.0
-"""The seconds for which an engine that ends or falls asleep writes prefixes to disk at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +45,8 @@ class Engine:
         executor: Executor,
         progress_page: str = "",
         load: Callable[[TimedSteps], Loaded] | None = None,
-        adapters: int = 0,
     ) -> None:
-        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again;
-        `adapters`: how many the workers hold at most."""
+        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again."""
         self.ready = ready
         self.refusal: tuple[str, str] | None = None
         """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
@@ -66,7 +62,8 @@ class Engine:
         """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
         self._unbound: deque[PlannedStep] = deque()
         self.calls = CallQueue(lambda call: self._executor.call(call))
-        self.adapters = AdapterTable(adapters, self.calls.begin) if adapters else None
+        turns = scheduler.hooks.find(AdapterTurns)
+        self.adapters = None if turns is None else AdapterTable(turns.held, self.calls.begin)
         """The adapters that requests may name, if they may name any."""
         self._intake = Intake(ready, scheduler, self.adapters)
         self._outputs: OutputsByClient = {}
@@ -90,18 +87,17 @@ class Engine:
         """
         load = make_loader(config, report, make, expert_replicas)
         ready, scheduler, executor = load()
-        return cls(ready, scheduler, executor, progress_page, load, scheduler.turns.held)
+        return cls(ready, scheduler, executor, progress_page, load)
 
     def stop(self) -> None:
         self._intake.stop()
         self._stop_executor()
 
     def _stop_executor(self) -> None:
-        """Write what prefixes can be written in a moment, and give weights and cache back."""
-        if (disk := self._scheduler.disk) is not None and not self.asleep:
-            until = time.monotonic() + _MOST_WRITING
-            while disk.write_rest(time.monotonic(), until):
-                pass
+        """Let features bring to an end what outlives the engine, and give weights and cache back."""
+        if not self.asleep:
+            for stop in self._scheduler.hooks.stop:
+                stop()
         self._executor.stop()
 
     def fall_asleep(self) -> None:
@@ -133,24 +129,23 @@ class Engine:
             return False
         if self._in_flight:
             return not self._in_flight[0][1].done()
-        return self._scheduler.disk is not None and self._scheduler.disk.is_reading
+        return any(waits() for waits in self._scheduler.hooks.waits)
 
     @property
     def next_deadline(self) -> float | None:
         """The time by which `step` must be called, though no step is done and no request has come."""
-        disk = None if self._scheduler.disk is None else self._scheduler.disk.next_deadline
         plan = self._scheduler.pace.plan_at
         late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
-        own = (disk, self._scheduler.deadlines.next, plan if late else None)
-        times = (*own, self._intake.next_look, self._scheduler.results.late.next_look(time.monotonic()))
+        times = [next_time() for next_time in self._scheduler.hooks.next_time]
+        times += [plan if late else None, self._intake.next_look]
         return min((at for at in times if at is not None), default=None)
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
         if self.asleep:
             return False
-        if self._scheduler.disk is not None:
-            self._scheduler.disk.write(time.monotonic(), idle=True)
+        for work_idle in self._scheduler.hooks.work_idle:
+            work_idle(time.monotonic())
         return self._executor.idle(wait=wait)
 
     def check(self) -> None:
@@ -241,8 +236,8 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.reset_prefixes()
-        if self._scheduler.disk is not None:
-            self._scheduler.disk.forget()
+        for forget_prefixes in self._scheduler.hooks.forget_prefixes:
+            forget_prefixes()
 
     def step(self, *, wait: bool = True) -> OutputsByClient:
         """Plan a step if another one may be in flight, else finish the oldest; returns all new outputs.
@@ -253,18 +248,12 @@ class Engine:
         if self._joint is not None:
             self._joint.receive()
         self._intake.heed()
-        if late := self._scheduler.results.late:
-            self._collect(late.settle(time.monotonic(), wait=wait and self.idle))
         if self._intake.is_busy:
             self._intake.advance(wait=wait and self.idle)
             self._collect(self._intake.take_outputs())
-        if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
-            self._collect(self._scheduler.end_overdue(time.monotonic()))
-        if (disk := self._scheduler.disk) is not None:
-            self._executor.check()  # ranks may have told something of theirs
-            disk.land(time.monotonic())
-        if self._scheduler.suspects.groups and not self._own_in_flight:
-            self._collect(self._scheduler.suspects.announce(time.monotonic()))
+        self._executor.check()  # ranks may have told something of theirs
+        if due := self._scheduler.poll(time.monotonic(), self._own_in_flight):
+            self._collect(due)
         if self._preparation.is_due and not self._in_flight:
             self._preparation.run()
         if not (self._failed and self._in_flight) and self._may_plan(wait=wait):
@@ -273,8 +262,8 @@ class Engine:
             self._submit(planned)
         elif self._joint is not None:
             self._follow(self._joint)
-        if disk is not None:
-            disk.follow(time.monotonic(), steps=bool(self._in_flight), wait=wait)
+        for work_beside in self._scheduler.hooks.work_beside:
+            work_beside(time.monotonic(), len(self._in_flight), wait)
         self._blocked = planned is None or not self._may_plan(wait=wait)
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
@@ -366,7 +355,7 @@ class Engine:
         """Tell the bounds of each step, in order, that waits for no sample of an earlier one."""
         while self._unbound:
             failed: OutputsByClient = {}
-            bounds = self._scheduler.results.make_bounds(self._unbound[0], failed)
+            bounds = self._scheduler.bind(self._unbound[0], failed)
             if bounds is None:
                 return
             self._unbound.popleft()

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Progress, Ready
 from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import check_layout
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
-from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.startup import (
     describe,
@@ -72,11 +72,9 @@ def make_loader(
         executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
         try:
             facts = executor.start()
-            scheduler = Scheduler(config, facts, model.vocab_size)
             own = executor.inner if isinstance(executor, JointExecutor) else executor
-            if isinstance(own, InlineExecutor | RanksExecutor) and (store := own.store) is not None:
-                parts = scheduler.cache, scheduler.waiting, scheduler.pace.line, scheduler.media
-                scheduler.disk = DiskPrefixes(store, *parts)
+            disk = own.store if isinstance(own, InlineExecutor | RanksExecutor) else None
+            scheduler = make_scheduler(config, facts, model.vocab_size, disk)
             _log.info(describe(facts))
             ready = make_ready(config, model, found, facts)
             return replace(ready, start_seconds=time.monotonic() - began), scheduler, executor

@@ -30,8 +30,6 @@ from models.vision.model import find_tower
 from models.vision.tower import InLayers, Tower, TowerInput, advance, finish
 from worker.buffers import Buffer
 from worker.config import WorkerConfig
-from worker.disk.block_files import Bytes
-from worker.disk.record_memory import Encodings, rows_in_record
 from worker.protocol import Encode, StepInput
 from worker.tables.positions import Columns
 from worker.tables.slots import PlacedMedia, Slots
@@ -103,10 +101,9 @@ class StepMedia:
         *,
         most: int,
         encodes: bool,
-        row_bytes: int,
     ) -> None:
         """`tower`: None, if embeddings of prompts are all that comes. `most`: the embeddings that may be held
-        at a time. `encodes`: whether this rank has the tower. `row_bytes`: the bytes of each embedding."""
+        at a time. `encodes`: whether this rank has the tower."""
         self._tower, self._slots, self._target, self._dtype = tower, slots, target, dtype
         self._levels = 0 if tower is None else tower.levels
         self._most, self._encodes = most, encodes
@@ -115,16 +112,12 @@ class StepMedia:
         self._sizes: dict[int, int] = {}
         """The embeddings of each of these, and of those of whose tower some layers are computed:"""
         self._begun: dict[int, _Begun] = {}
-        self._row_bytes, self.record_embeddings = row_bytes, rows_in_record(row_bytes)
-        encodings = Encodings(self._bytes_of, self.record_embeddings * row_bytes)
-        self.encodings = encodings if encodes and tower is not None else None
-        """The encodings as records for a disk, if this rank has some."""
         self._sees_media = sees_media(tower)
         self.sees_prompts = sees_prompts(tower)
 
     def update(self, step: StepInput) -> None:
         """Drop the items that a step forgets, or all behind a failed one, then encode those it brings."""
-        changes = step.encode or step.partly or step.forget or step.arrived or step.fresh
+        changes = step.encode or step.partly or step.forget or step.fresh
         if not (changes and self._encodes):
             return
         if step.fresh:
@@ -140,19 +133,9 @@ class StepMedia:
             self._rows.pop(number, None)
             self._begun.pop(number, None)
         self._sizes |= {item.number: item.embeddings for item in step.encode}
-        if self.encodings is not None:
-            self._take(step.arrived, self.encodings)
         if (held := sum(self._sizes.values())) > self._most:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
         self._encode(step)
-
-    def _take(self, arrived: dict[int, int], encodings: Encodings) -> None:
-        """Take over what has come from disk of these items, or drop it."""
-        for number, embeddings in arrived.items():
-            data = encodings.take(number, embeddings * self._row_bytes)
-            if embeddings:
-                self._rows[number] = torch.from_numpy(data).view(self._dtype).view(embeddings, -1)
-                self._sizes[number] = embeddings
 
     def _encode(self, step: StepInput) -> None:
         for item in step.encode:
@@ -248,11 +231,6 @@ class StepMedia:
                 )
             yield rows[max(0, first - start) : stop - start]
 
-    def _bytes_of(self, number: int) -> Bytes | None:
-        """The bytes of all embeddings of an item, if they are held and on the host."""
-        rows = self._rows.get(number)
-        return None if rows is None else rows.contiguous().view(torch.uint8).numpy().reshape(-1)
-
     def _on_device(self, item: Encode) -> TowerInput:
         if item.kind == "audio":
             features = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.shape[:2])
@@ -276,10 +254,7 @@ def open_media(
         return None
     if takes_rows:
         _check_takes_rows(model, tower, config)
-    width = row_bytes(tower, config.model, dtype)
-    return StepMedia(
-        *(tower, slots, target, dtype), most=most, encodes=config.place.stage == 0, row_bytes=width
-    )
+    return StepMedia(tower, slots, target, dtype, most=most, encodes=config.place.stage == 0)
 
 
 def _check_takes_rows(model: ServedModel, tower: Tower | None, config: WorkerConfig) -> None:

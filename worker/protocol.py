@@ -236,9 +236,6 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     one of `encode`, or was that of an earlier step. Its embeddings are there when all layers are computed."""
     forget: list[int] = []
     """The items whose embeddings are dropped before that."""
-    arrived: dict[int, int] = {}
-    """number -> of an item that has come from disk, how many embeddings: they are used from this step on. 0:
-    what has come of it is dropped."""
     sources: list[EncodeSource] = []
     """The sources that are encoded before the rows are computed."""
     source_layers: int = 0

@@ -348,7 +348,6 @@ class Runner:
             media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,
             tower_layers=count_layers(tower),
             kept_embeddings=limits.kept_embeddings,
-            record_embeddings=self._media.record_embeddings if self._media else 0,
             most_rows=self._slots.most_guesses if samples(tasks) and processors is None else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
@@ -364,7 +363,7 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        beside = self._cache, self._states, self._media
+        beside = self._cache, self._states
         self.store = open_store(self._config, self.facts, self._device, *beside)
         timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]

@@ -61,8 +61,6 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The layers of the tower. Behind each, the encoding of an item may go on in a later step."""
     kept_embeddings: int = 0
     """The embeddings of media that the worker has room for beside so many."""
-    record_embeddings: int = 0
-    """The embeddings of media that are one record on disk."""
     whole_media: bool = False
     """Whether all tokens of an item must be computed in one step, because they see each other."""
     most_rows: int = 0

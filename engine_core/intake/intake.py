@@ -7,11 +7,12 @@ from pathlib import Path
 
 import zmq
 
+from engine_core.features.adapters.adapter_table import AdapterTable
+from engine_core.features.adapters.adapter_turns import AdapterTurns
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.intake.static_queries import StaticQueries
 from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Pooled, Ready, Spelling, Tokens
-from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.scheduler import Scheduler
 
 
@@ -31,8 +32,9 @@ class Intake:
     def use(self, scheduler: Scheduler) -> None:
         """Give requests to this scheduler from now on."""
         self._scheduler = scheduler
-        scheduler.adapters = self.adapters
-        if self.adapters is not None:
+        self._turns = scheduler.hooks.find(AdapterTurns)
+        if self._turns is not None and self.adapters is not None:
+            self._turns.table = self.adapters
             self.adapters.wake()
 
     def stop(self) -> None:
@@ -136,11 +138,11 @@ class Intake:
     ) -> None:
         if not request.adapter:
             return self._schedule(client, request, matcher, paused=paused)
-        if self.adapters is None:
+        if self.adapters is None or self._turns is None:
             return self.answer(client, Failed(request.id, 400, "the engine has no adapters"))
         refused = self.adapters.refusal(request)
         refused = refused or self._scheduler.refusal(client, request, elsewhere=len(self))
-        rank = self._scheduler.turns.rank_of(request)
+        rank = self._turns.rank_of(request)
         entered = refused or self.adapters.enter(client, request, matcher, rank)
         if isinstance(entered, Failed):
             self.answer(client, entered)

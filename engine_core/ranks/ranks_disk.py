@@ -43,8 +43,7 @@ class RanksDisk:
         """`receive`: a function that waits so many milliseconds for messages, which `hear` is told."""
         self._send, self._receive, self._ranks = send, receive, ranks
         self._kind: DiskKind = kind
-        others: tuple[DiskKind, ...] = ("states", "encodings") if kind == "blocks" else ()
-        self._beside = {other: RanksDisk(send, receive, ranks, other) for other in others}
+        self._states = RanksDisk(send, receive, ranks, "states") if kind == "blocks" else None
         self._news: dict[int, DiskNews] = {}
         """The last news of each rank."""
         self._names: dict[int, set[bytes]] = {}
@@ -54,12 +53,9 @@ class RanksDisk:
         self.pace = ReadPace()
 
     def opened(self) -> RanksDisk | None:
-        """Return this, if all ranks keep blocks, and all of them states or none. Encodings are kept by those
-        that make some, the ranks of the first stage."""
+        """Return this, if all ranks keep blocks, and all of them states or none."""
         counts = {len(self._news), self._ranks if self.states is None else len(self.states._news)}
         if counts == {self._ranks}:
-            if self.encodings is not None:
-                self.encodings._ranks = len(self.encodings._news)
             return self
         if self._news:
             _log.warning("--kv-cache-dir: nothing is kept on disk, because some ranks have nothing to keep")
@@ -68,21 +64,13 @@ class RanksDisk:
     @property
     def states(self) -> RanksDisk | None:
         """The disk of states, if ranks keep some behind blocks."""
-        return self._opened("states")
-
-    @property
-    def encodings(self) -> RanksDisk | None:
-        """The disk of what towers made of media items, if ranks have some."""
-        return self._opened("encodings")
-
-    def _opened(self, kind: DiskKind) -> RanksDisk | None:
-        disk = self._beside.get(kind)
-        return disk if disk is not None and disk._news else None
+        return self._states if self._states is not None and self._states._news else None
 
     def hear(self, rank: int, news: DiskNews) -> None:
         """Take in what a rank tells."""
         if news.kind != self._kind:
-            self._beside[news.kind].hear(rank, news)
+            if self._states is not None:
+                self._states.hear(rank, news)
             return
         self._news[rank] = news
         names = self._names.setdefault(rank, set())

@@ -8,13 +8,11 @@ sequence fits into the cache when it is alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from math import isfinite, prod
+from math import isfinite
 
 from engine_core.config import EngineConfig
-from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Thinking
 from engine_core.scheduling.cache.cache_manager import blocks_needed
-from engine_core.scheduling.media import MediaItems, cuts_no_item
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
 
@@ -22,8 +20,6 @@ POLICIES = ("fcfs", "priority")
 _LARGEST_INT32 = 2**31 - 1
 _VECTORS = ("embed", "token_embed", "sparse_embed")
 """The tasks of which a sequence may have several answers."""
-_MOST_TIME = 1 << 24
-"""The most positions on the axis of time that an item may take, which float32 still tells apart."""
 
 
 def check_config(config: EngineConfig, facts: WorkerFacts) -> None:
@@ -49,13 +45,11 @@ def token_limit(add: Add, facts: WorkerFacts) -> int:
     return min((add.prompt_len or len(add.tokens)) + add.params.max_tokens, facts.max_model_len)
 
 
-def refusal(add: Add, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> str | None:
+def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
     """The reason why the request cannot be run, or None if it can."""
-    if reason := _bad_length(add, facts) or (_bad_media(add, config, facts) if add.media else None):
+    if reason := _bad_length(add, facts):
         return reason
-    if reason := _bad_source(add, facts, vocab_size):
-        return reason
-    if not _all_within(add.tokens, vocab_size):
+    if not all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     # The last token is never an input, so it needs no position in the cache.
     needed = blocks_needed(token_limit(add, facts) - 1, facts)
@@ -90,79 +84,6 @@ def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
             f"the prompt has {count} tokens, and the model's {longest} must hold it "
             "and at least one more: shorten the prompt"
         )
-    return None
-
-
-def _bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
-    source, most = add.source, facts.source_len
-    if source is None:
-        return f"this model reads a source of {facts.source_kind}: send one" if facts.source_kind else None
-    if not facts.source_kind:
-        return "this model reads no source: send none"
-    if isinstance(add.params, Sampling) and add.params.prompt_logprobs is not None:
-        return "an answer to a source has no logprobs of a prompt"
-    if not 1 <= source.length <= most:
-        return f"the source has {source.length} positions, and must have from 1 to {most}: shorten it"
-    if facts.source_kind == "audio":
-        values = prod(facts.source_shape)
-        if source.tokens or source.features is None or len(source.features) not in (2 * values, 4 * values):
-            return f"this model reads features {list(facts.source_shape)}, float16 or float32, and no tokens"
-        return None
-    if source.features is not None or len(source.tokens) != source.length:
-        return f"this model reads tokens, as many as the {source.length} positions of the source"
-    if not _all_within(source.tokens, vocab_size):
-        return f"the source has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
-    return None
-
-
-def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None:
-    if not facts.most_embeddings:
-        return "this model is served for text only: send no media"
-    count, end = add.prompt_len or len(add.tokens), 0
-    for media in add.media:
-        if media.length < 1 or not end <= media.at <= media.end <= count:
-            return f"media must lie within the prompt's {count} tokens, in order, and must not overlap"
-        end = media.end
-        if reason := _bad_item(media, facts):
-            return reason
-        if cuts_no_item(config, facts) and media.length > facts.max_num_batched_tokens:
-            return (
-                f"an item takes {media.length} tokens of the prompt, which one step must compute: set "
-                f"--max-num-batched-tokens (now {facts.max_num_batched_tokens}) to as many at least"
-            )
-    if any(media.kind == "rows" for media in add.media) and (
-        isinstance(add.params, Pooling) or add.params.prompt_logprobs is not None
-    ):
-        return "a prompt with embeddings is answered, and these have no tokens that could have logprobs"
-    if not (config.enable_chunked_prefill and facts.cuts_prompts):
-        embeddings = sum({media.hash: media.embeddings for media in add.media}.values())
-        if embeddings > facts.most_embeddings:
-            return (
-                f"the media have {embeddings} embeddings, and one step, which must compute the whole prompt, "
-                f"holds {facts.most_embeddings}: send fewer or smaller ones"
-            )
-    return None
-
-
-def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
-    width = {"rows": facts.row_width, "encoded": facts.media_width}.get(media.kind)
-    if width is not None and media.shape != (media.embeddings, width, 4):
-        allowed = f"{width} numbers each" if width else "allowed by --enable-prompt-embeds"
-        return f"embeddings of a prompt must be {allowed}"
-    end = 0
-    for first, length in media.runs:
-        if length < 1 or not end <= first <= first + length <= media.length:
-            return f"the embeddings of an item must lie within its {media.length} tokens, in order"
-        end = first + length
-    if not 1 <= media.embeddings <= facts.most_embeddings:
-        return (
-            f"an item has {media.embeddings} embeddings, and must have from 1 to {facts.most_embeddings}: "
-            "send a smaller one"
-        )
-    if min(*media.shape, *media.grid) < 1 or not prod(media.grid) <= prod(media.shape) == len(media.pixels):
-        return f"an item's shape {media.shape}, grid {media.grid} and {len(media.pixels)} bytes do not fit"
-    if not 0 < media.interval * media.grid[0] < _MOST_TIME:
-        return f"the frames of an item cannot lie {media.interval} apart"
     return None
 
 
@@ -212,7 +133,7 @@ def _bad_thinking(thinking: Thinking, vocab_size: int) -> str | None:
     sequences = (thinking.marker, *thinking.opens, *thinking.ends)
     if not all(sequences):
         return "a sequence of tokens that opens or ends thinking is empty: give at least one token"
-    if not all(_all_within(each, vocab_size) for each in sequences):
+    if not all(all_within(each, vocab_size) for each in sequences):
         return f"a marker of thinking has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
@@ -245,7 +166,7 @@ def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str 
     if not all(params.bad_words):
         return "bad_words has an empty sequence: give each at least one token"
     for name, ids in _named_ids(params):
-        if not _all_within(ids, vocab_size):
+        if not all_within(ids, vocab_size):
             return f"{name} has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
@@ -263,14 +184,6 @@ def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
         yield "bad_words", words
 
 
-def _all_within(ids: Collection[int], vocab_size: int) -> bool:
+def all_within(ids: Collection[int], vocab_size: int) -> bool:
+    """Say whether all ids lie in the vocabulary."""
     return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
-
-
-def no_room(request: Add, queued: int, most_queued: int | None, media: MediaItems) -> str | None:
-    """A clause on what a request has to wait for elsewhere; None if it may come in."""
-    if most_queued is not None and queued >= most_queued:
-        return f"{queued} requests wait already"
-    if media.lacks_room(request):
-        return "other requests have too many media"
-    return None

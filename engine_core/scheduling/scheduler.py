@@ -24,17 +24,11 @@ from collections.abc import Iterable
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
-from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
-from engine_core.scheduling.adapters.adapter_table import AdapterTable
-from engine_core.scheduling.adapters.adapter_turns import AdapterTurns, begin_adapter
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
-from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
-from engine_core.scheduling.guesses.drafts import make_drafts
-from engine_core.scheduling.media import MediaItems
+from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.pace import Pace, Slots
-from engine_core.scheduling.queue.deadlines import Deadlines, late
-from engine_core.scheduling.queue.failed_steps import Suspects
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
 from engine_core.scheduling.queue.waiting import (
@@ -46,11 +40,12 @@ from engine_core.scheduling.queue.waiting import (
     used_by_owner,
 )
 from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
-from engine_core.scheduling.refusals import check_config, no_room, refusal, token_limit
+from engine_core.scheduling.refusals import check_config, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from engine_core.scheduling.step_results import StepResults, aborted, put
+from engine_core.scheduling.step_results import StepResults, put
+from worker.protocol import StepBounds
 from worker.worker_facts import WorkerFacts
 
 _WORTH_SAYING = 0.1
@@ -63,34 +58,30 @@ class Scheduler:
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
         check_config(config, facts)
         self.counters = Counters(kernel_compilations=facts.kernel_compilations)
+        self.hooks = Hooks()
         self.pace = Pace(config, facts)
-        by_priority, lora = config.scheduling_policy == "priority", config.worker.lora
-        self.turns = turns = AdapterTurns(lora, by_priority=by_priority)
-        self.waiting = WaitingQueue(by_priority, turns.may_have if turns.held else None)
+        by_priority = config.scheduling_policy == "priority"
+        self.waiting = WaitingQueue(by_priority, self.hooks)
         self.owners = Owners()
         self.running: list[Sequence] = []
         self.live: dict[Key, Sequence] = {}
         """All sequences that wait, run or are paused."""
-        self.paused = PausedSequences(self.live, self.waiting)
+        self.paused = PausedSequences(self.live, self.waiting, self.hooks)
         self._config, self._facts, self._vocab_size = config, facts, vocab_size
         self._caches = config.enable_prefix_caching and facts.causal and facts.remembered_states != 0
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
-        self.media = MediaItems(config, facts)
-        self.cache = CacheManager(facts, self.media.sources, caches=self._caches)
-        self.disk: DiskPrefixes | None = None  # unless the worker keeps blocks there
-        self.adapters: AdapterTable | None = None  # unless requests may have some
+        self.cache = CacheManager(facts, self.hooks, caches=self._caches)
         self._shares = TimeShares()
-        self.suspects = Suspects()
-        self.deadlines = Deadlines()
-        self._preemption = Preemption(self.waiting, self.owners, self._preempt, by_priority=by_priority)
-        self.drafts = make_drafts(config, facts, self.pace, self.cache)
+        self.only: list[Sequence] | None = None
+        """The only sequences that may be in steps, if not all may; none is planned ahead then."""
+        self.preemption = Preemption(self.waiting, self.owners, self.preempt, by_priority=by_priority)
         self.results = StepResults(
-            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts),
-            preempt=self._preempt,
-            end=self._end,
+            *(self.hooks, self.pace, self.cache, self.paused),
+            preempt=self.preempt,
+            end=self.end,
         )
-        self._cache_full = False
+        self.cache_full = False
         """Whether a sequence waits for memory, as of the step planned last."""
 
     # Requests come and go.
@@ -102,30 +93,24 @@ class Scheduler:
         if refused := self.refusal(client, request):
             return refused
         key, facts = (client, request.id), self._facts
-        if request.thinking is not None:
-            matcher = ThinkingMatcher(request.thinking, self._config.depth - 1, matcher)
-        if matcher is not None and (reason := catch_up(matcher, request)):
-            return Failed(id=request.id, code=400, message=reason)
-        request = self.media.enter(request)
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
         seq = Sequence(key, request, place, limit, arrived, owner, matcher)
-        if self.adapters is not None:
-            begin_adapter(seq, self.adapters)
+        for enter in self.hooks.enter:
+            enter(seq)
         self.live[key] = seq
         self.pace.background += seq.work_class is WorkClass.BACKGROUND
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
-        if request.alone:
-            self.suspects.isolate(seq)
         if seq.resumed:
             self.pace.begin_decoding(seq)
         else:
             seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
-        if (request.wait or request.budget) and (failed := self.deadlines.enter(seq, now, self.pace)):
-            self._end(seq)
-            return failed
+        for forecast in self.hooks.forecast:
+            if failed := forecast(seq, now):
+                self.end(seq)
+                return failed
         if seq.expected is not None and request.streams and seq.expected >= _WORTH_SAYING:
             return Admitted(request.id, seq.expected)
         return None
@@ -134,31 +119,36 @@ class Scheduler:
         """Why a request cannot be taken in; so many others wait for a grammar or an adapter."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        facts = self._facts if self.adapters is None else self.adapters.facts_of(request, self._facts)
-        reason = refusal(request, self._config, facts, self._vocab_size)
-        if reason := reason or self.media.refusal(request):
+        facts = self._facts
+        for facts_of in self.hooks.facts_of:
+            facts = facts_of(request, facts)
+        reasons = [refuse(request) for refuse in self.hooks.refuse]
+        if reason := next(filter(None, [refusal(request, facts, self._vocab_size), *reasons]), None):
             return Failed(id=request.id, code=400, message=reason)
         if request.prompt_len:  # it has begun
             return None
         queued = self.waiting.count + elsewhere - len(self.cache.free_slots)
-        if reason := no_room(request, queued, self._config.max_num_queued_reqs, self.media):
-            return Failed(request.id, 503, f"{reason}: try again later")
+        most, clauses = self._config.max_num_queued_reqs, [lacks(request) for lacks in self.hooks.lacks_room]
+        if most is not None and queued >= most:
+            clauses.append(f"{queued} requests wait already")
+        if clause := next(filter(None, clauses), None):
+            return Failed(request.id, 503, f"{clause}: try again later")
         return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
         """End requests in whatever state they are. Those that have ended already are passed over."""
         outputs: OutputsByClient = {}
         for seq in [self.live[key] for key in keys if key in self.live]:
-            put(outputs, seq, aborted(seq, now))
-            self._end(seq)
+            put(outputs, seq, self.results.aborted(seq, now))
+            self.end(seq)
         return outputs
 
-    def end_overdue(self, now: float) -> OutputsByClient:
-        """End the requests that have waited, or have taken, longer than they may."""
+    def poll(self, now: float, in_flight: int) -> OutputsByClient:
+        """Do what has become due, while so many steps are in flight; returns what clients get."""
         outputs: OutputsByClient = {}
-        for seq in self.deadlines.pop_overdue(now, len(self.live)):
-            put(outputs, seq, late(seq))
-            self._end(seq)
+        for poll in self.hooks.poll:
+            for client, new in poll(now, in_flight).items():
+                outputs.setdefault(client, []).extend(new)
         return outputs
 
     # A step is planned.
@@ -168,31 +158,34 @@ class Scheduler:
         return self._config.depth
 
     def may_plan(self, in_flight: int) -> bool:
-        """Whether a step may be planned while so many others are in flight: none while suspects run apart.
+        """Whether a step may be planned while so many others are in flight.
 
         By default a CPU plans ahead only for sequences that decode, which are in every step. Prompts would
         be spread over two steps, which take longer than one with all, and newcomers would wait for both.
         """
-        if self.suspects.groups:
+        if self.only is not None:
             return not in_flight
         config = self._config
         by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
         alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
         if in_flight >= (1 if alone else config.depth):
             return False
-        if not in_flight or self.drafts is None:
-            return True
-        may_admit = self.cache.free_slots and not self._cache_full and self.waiting.classes()
-        return not self.drafts.wait(self._runnable(), newcomers=bool(may_admit))
+        return not in_flight or not any(waits() for waits in self.hooks.waits_for_landing)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether the next step may have a sequence that waits."""
+        return bool(self.cache.free_slots and not self.cache_full and self.waiting.classes())
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         self.cache.begin_step()
-        step = StepBuilder(self._config, self._facts, self.pace.line, self.media)
-        if not (self.suspects.groups or self.suspects.settling):
-            self._plan(step, now)
-        elif self.suspects.may_begin(now):
-            (self._plan_apart if self.suspects.groups else self._plan)(step, now)
+        step = StepBuilder(self._config, self._facts, self.pace.line, self.hooks)
+        if all(may_begin(now) for may_begin in self.hooks.may_begin):
+            if self.only is None:
+                self._plan(step, now)
+            else:
+                self._plan_only(self.only, step, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
@@ -200,25 +193,32 @@ class Scheduler:
             self.pace.plan(planned, now)
         return planned
 
-    def _plan_apart(self, step: StepBuilder, now: float) -> None:
-        """Add rows for one group of suspects, and for nobody else, who give way if there is no memory."""
+    def bind(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
+        """Tell the bounds that a step waits for; None if they depend on an earlier step.
+
+        Sequences that cannot go on end, and `outputs` gets their answers.
+        """
+        found = (bind(planned, outputs) for bind in self.hooks.bind)
+        return next((bounds for bounds in found if bounds is not None), None)
+
+    def _plan_only(self, group: list[Sequence], step: StepBuilder, now: float) -> None:
+        """Add rows for these sequences, and for nobody else, who give way if there is no memory."""
         while True:
-            for seq in list(self.suspects.groups[0]):
+            for seq in list(group):
                 if seq.slot is not None:
                     self._continue(seq, step)
                 elif not step.full and (prefix := self.cache.match(seq)) is not None:
                     self._admit(seq, prefix, step, now)
-            others = [seq for seq in self.running if seq not in self.suspects.groups[0]]
+            others = [seq for seq in self.running if seq not in group]
             if step.rows or not others:
                 return
-            self._preempt(others[-1])
+            self.preempt(others[-1])
 
     def _plan(self, step: StepBuilder, now: float) -> None:
-        runnable = self._runnable()
-        if self.adapters is not None:
-            self.turns.begin_step(runnable)
-            runnable = [seq for seq in runnable if self.turns.may_have(seq)]
-        held_back = self._preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
+        runnable = self.runnable()
+        for choose in self.hooks.choose:
+            runnable = choose(runnable)
+        held_back = self.preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
         prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
@@ -233,12 +233,12 @@ class Scheduler:
                 self._continue(seq, step)
         self.pace.bound(step)
         self._fill(step, prefills, now)
-        if self.drafts is not None:
-            self.drafts.add(step, len(self.running), may_grow=not self._cache_full)
+        for complete in self.hooks.complete:
+            complete(step)
 
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
-        self._cache_full = False
+        self.cache_full = False
         most_running, most = self._per_step(len(self.running)), self._per_step(len(self.live))
         waiting = self.waiting.classes() if self.waiting.count else set[WorkClass]()
         classes = waiting | {each for each, running in prefills.items() if running}
@@ -259,24 +259,24 @@ class Scheduler:
                 if step.rows < most_running and seq.slot is not None:
                     cost = self._continue(seq, step)
                     self._shares.charge(turn, cost)
-                    if not cost and seq.computed < seq.media_end:
+                    if not cost and seq.computed < seq.free_from:
                         waiting = set()  # nor must they take the room in steps that its next item waits for
             elif first is None:
                 classes = classes - {turn}
-            elif self.disk is not None and self.disk.fetch(first, now):
+            elif any(divert(first, now) for divert in self.hooks.divert):
                 continue
             elif (prefix := self.cache.match(first)) is None:
                 if victim := self.paused.victim():
-                    self._preempt(victim)
+                    self.preempt(victim)
                     continue
                 waiting = set()  # what came later must not take the memory that this one waits for
-                self._cache_full = True
+                self.cache_full = True
             elif (cost := self._admit(first, prefix, step, now)) is None:
                 waiting = waiting - {turn} if promoted is None else set()
             else:
                 self._shares.charge(turn, cost)
 
-    def _runnable(self) -> list[Sequence]:
+    def runnable(self) -> list[Sequence]:
         """The running sequences that can take part in another step now."""
         running = [seq for seq in self.running if not seq.paused] if self.paused else self.running
         return running if self._concurrent == 1 else [seq for seq in running if not seq.pending]
@@ -313,7 +313,6 @@ class Scheduler:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.cached
         step.enter(seq, slot, again=again)
-        self.turns.take(seq)
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         blocks = [block for table in seq.tables for block in table]
         return step.add(seq, count, blocks, self.cache.plan_states(seq, count))
@@ -321,13 +320,13 @@ class Scheduler:
     def _grow(self, seq: Sequence, positions: int) -> list[int] | None:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
         while (gained := self.cache.grow(seq, positions)) is None:
-            victim = self.paused.victim() or self._preemption.for_memory(seq, self.running)
+            victim = self.paused.victim() or self.preemption.for_memory(seq, self.running)
             if victim is None:
                 return None
-            self._preempt(victim)
+            self.preempt(victim)
         return gained
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again; what steps in flight still bring for it is dropped."""
         self._release(seq)
         seq.computed = seq.pending = 0
@@ -345,29 +344,25 @@ class Scheduler:
         self.waiting.release(seq.owner)
         self.cache.release(seq)
 
-    def _end(self, seq: Sequence) -> None:
-        if seq.apart:
-            self.suspects.remove(seq)
-        if self.drafts is not None:
-            self.drafts.leave(seq)
+    def end(self, seq: Sequence) -> None:
+        """Forget a sequence, whose terminal answer is given or is being given."""
         self.pace.leave(seq)
         self.pace.background -= seq.work_class is WorkClass.BACKGROUND
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
-        if self.adapters is not None and seq.request.adapter:
-            self.adapters.end(seq.request.adapter)
-        self.media.leave(seq)
         del self.live[seq.key]
         if seq.slot is not None:
             self._release(seq)
-        elif not (seq.paused or seq.is_fetching):
+        elif not (seq.paused or seq.diverted):
             self.waiting.remove(seq)
         self.paused.discard(seq)
+        for leave in self.hooks.leave:
+            leave(seq)
 
     # Statistics.
 
     def _slots(self, newcomers: int) -> Slots:
-        free = 0 if self._cache_full else len(self.cache.free_slots)
+        free = 0 if self.cache_full else len(self.cache.free_slots)
         usable = max(1, len(self.running) + free)
         return Slots(self.running, usable, self.waiting.able + newcomers - free)
 
@@ -378,14 +373,14 @@ class Scheduler:
         return self.pace.expected_wait(work_class, now, slots, seq)
 
     def stats(self, now: float) -> Stats:
-        return self.counters.stats(
+        stats = self.counters.stats(
             running=len(self.running),
             waiting=self.waiting,
             kv_usage=self.cache.pool.usage,
             pace=self.pace,
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
             slots=self._slots(newcomers=0),
-            media=self.media,
-            drafts=self.drafts,
-            disk=self.disk,
         )
+        for add_stats in self.hooks.add_stats:
+            stats = add_stats(stats)
+        return stats

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from engine_core.engine_stats import GuessReport, Timing
+from engine_core.engine_stats import Timing
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.prompt_media import overlapping
 from engine_core.protocol import Add
-from engine_core.scheduling.cache.block_hash import adapted, chain_hash, root_hash
+from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
 from engine_core.scheduling.step_cost import sampling_term
@@ -39,12 +39,10 @@ class Sequence:
     """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
-    adapter: int = 0
-    """The number by which workers know its adapter; 0: it has none."""
-    adapter_from: int = 0
-    """The first position that the adapter computes."""
-    media_end: int = 0
-    """The position behind its last media item; 0 if it has none."""
+    marks: list[tuple[int, bytes]] = field(default_factory=list)
+    """What decides, from a position on, what is computed of it, beside its tokens and salt; in order."""
+    free_from: int = 0
+    """The first position from which on no feature says how far it can be computed in a step."""
     computed: int = 0
     """Positions whose cache entries are written by the steps planned so far."""
     pending: int = 0
@@ -52,14 +50,10 @@ class Sequence:
     in_flight: int = 0
     void_before: int = 0
     """Steps in flight with lower numbers bring nothing for it: it was preempted after they were planned."""
-    apart: int = 0
-    """The tokens that it must get before it runs with all others again; 0 if it does (failed_steps.py)."""
     paused: bool = False
     """It is in no step and waits for no slot, because its reader does not keep up."""
-    was_fetched: bool = False
-    """Blocks of its prefix were looked for on disk."""
-    is_fetching: bool = False
-    """It waits for such blocks, and not for a slot."""
+    diverted: bool = False
+    """It waits for something outside of the queue, and not for a slot."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 
@@ -69,8 +63,6 @@ class Sequence:
     """Its cache blocks, a table for each group of layers; the scratch block is where it has none any more."""
     published: int = 0
     """The number of leading blocks of each table that need not be published (again)."""
-    source_blocks: list[int] = field(default_factory=list)
-    """The blocks of its source, while it runs."""
     hashes: list[bytes] = field(default_factory=list)
     state: int = -1
     """The place of the remembered state from which its next step goes on, if it does."""
@@ -90,15 +82,11 @@ class Sequence:
     """The seconds that its uncomputed prompt was expected to take when it came, less what is planned."""
     steps: int = 0
     compute: float = 0.0
-    drafts: list[tuple[int, int]] = field(default_factory=list)
-    """How many tokens were guessed in each step with guesses, and how many held, if the request asks."""
 
     def __post_init__(self) -> None:
         self.work_class = class_of(self.request)
         self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
-        if self.request.media:
-            self.media_end = self.request.media[-1].end
         if self.resumed:
             self.started = self.arrived
             self.first_token = self.request.began or self.arrived
@@ -106,11 +94,6 @@ class Sequence:
     @property
     def id(self) -> int:
         return self.key[1]
-
-    @property
-    def salt(self) -> tuple[str, str]:
-        """The salt and the adapter of all requests with which it may share anything."""
-        return self.request.salt, self.request.adapter
 
     @property
     def prompt_len(self) -> int:
@@ -155,12 +138,6 @@ class Sequence:
         return isinstance(params, Sampling) and params.prompt_logprobs is not None
 
     @property
-    def guess_report(self) -> GuessReport | None:
-        if not self.request.reports_guesses:
-            return None
-        return GuessReport([guessed for guessed, _ in self.drafts], [held for _, held in self.drafts])
-
-    @property
     def gap(self) -> int:
         """The tokens that are known but not computed, which scheduling has to close."""
         known = len(self.tokens) + self.pending
@@ -178,15 +155,19 @@ class Sequence:
         """Whether the outcome of its row in step `number`, which is in flight, is wanted."""
         return not (self.done or number < self.void_before)
 
+    def mark(self, position: int, mark: bytes) -> None:
+        """Let blocks from this position on be shared only by sequences with the same mark there."""
+        insort(self.marks, (position, mark))
+
     def block_hash(self, index: int, block_size: int) -> bytes:
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)
-            if self.request.adapter and at <= self.adapter_from < at + block_size:
-                parent = adapted(parent, self.request.adapter)  # all before is computed by the model alone
-            media = overlapping(self.request.media, at, at + block_size) if at < self.media_end else ()
-            places = [(each.hash, each.at - at) for each in media]
-            self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], places))
+            marks: list[tuple[bytes, int]] = []
+            if self.marks:
+                first, behind = bisect_left(self.marks, (at,)), bisect_left(self.marks, (at + block_size,))
+                marks = [(mark, position - at) for position, mark in self.marks[first:behind]]
+            self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], marks))
         return self.hashes[index]
 
     def timing(self, now: float) -> Timing:

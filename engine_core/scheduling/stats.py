@@ -15,9 +15,6 @@ from engine_core.engine_stats import (
     Stats,
     StepBuckets,
 )
-from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
-from engine_core.scheduling.guesses.drafts import Drafts
-from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.step_builder import PlannedStep
@@ -91,12 +88,8 @@ class Counters:
         pace: Pace,
         expected_wait: float,
         slots: Slots,
-        media: MediaItems,
-        drafts: Drafts | None,
-        disk: DiskPrefixes | None,
     ) -> Stats:
         """What is sent of the engine: these totals, and what its parts tell of this moment."""
-        on_disk, in_host = (None, None) if disk is None else disk.totals
         return Stats(
             running=running,
             waiting=waiting.count,
@@ -113,13 +106,6 @@ class Counters:
             landed=self.landed.buckets,
             kernel_compilations=self.kernel_compilations,
             experts=self.experts.stats,
-            media_encoded=media.encoded + media.sources.encoded,
-            media_reused=media.reused + media.sources.reused,
-            media_embeddings=media.embeddings,
-            media_bytes=media.bytes + media.sources.bytes,
-            guesses=None if drafts is None else drafts.totals,
-            disk=on_disk,
-            host=in_host,
         )
 
     def heed(self, output: StepOutput) -> None:

@@ -6,15 +6,15 @@ The scheduler asks for sequences in the order in which it wants them to run; the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add
 from engine_core.scheduling.cache.states import StepStates
-from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import (
     ENCODED,
@@ -52,12 +52,8 @@ class PlannedStep:
     texts: int
     guessed: int = 0
     """The tokens that are guesses."""
-    proposes: bool = False
-    """Whether a drafter makes guesses for the next step."""
     counted: dict[int, int] = field(default_factory=dict[int, int])
     """slot -> how many of the sampled tokens may count, where guesses have bounds: those that follow them."""
-    encoded: list[bytes] = field(default_factory=list[bytes])
-    """The media items of which this step computes the last layers."""
 
     @property
     def tokens(self) -> int:
@@ -70,12 +66,24 @@ class PlannedStep:
         return not others and _sampled(self.work) == self.tokens == len(self.seqs) + self.guessed
 
 
+class StepHooks(Protocol):
+    """The hooks of features (`feature.py`) that are called while a step is built."""
+
+    begin_step: tuple[Callable[[], None], ...]
+    least: tuple[Callable[[Sequence, int], int], ...]
+    reach: tuple[Callable[[Sequence, int, int, StepBuilder], int], ...]
+    admit: tuple[Callable[[Sequence, NewSeq, StepBuilder], NewSeq], ...]
+    add_row: tuple[Callable[[Sequence, int, StepBuilder], float], ...]
+    finish: tuple[Callable[[StepInput], StepInput], ...]
+
+
 class StepBuilder:
     """Collects the rows of one step under its budgets."""
 
-    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine, media: MediaItems) -> None:
-        media.begin_step()
-        self._media = media
+    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine, hooks: StepHooks) -> None:
+        for begin_step in hooks.begin_step:
+            begin_step()
+        self._hooks = hooks
         self.budget = facts.max_num_batched_tokens
         self.left = inf
         """The expected seconds that can still be added."""
@@ -90,7 +98,6 @@ class StepBuilder:
         self._has_prefill = False  # a row has several tokens
         self._binds = False
         self._guessed = 0
-        self._proposes = False
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self.new: list[NewSeq] = []
@@ -113,37 +120,24 @@ class StepBuilder:
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
         starve; if prompts, or media items, are computed whole, it gets all.
         """
-        request = seq.request
-        if request.source is not None and seq.slot is None and not self._may_encode(request):
-            return 0
-        least = 1 if start >= seq.media_end else self._media.least(seq, start)
+        is_free, least = start >= seq.free_from, 1
+        if not is_free:
+            for least_of in self._hooks.least:
+                least = max(least, least_of(seq, start))
         if self._longest and not alone and self.may_split:
             gap = min(gap, max(self._longest, least))
         gap = min(gap, self.budget)
         if self.left < inf:
             gap = self._in_time(gap, start, least)
-        if start >= seq.media_end:
-            return gap
-        fitting = self._fitting
-        count = self._media.reach(seq, start, gap, fitting)
-        if not count and fitting < inf:
-            self._encode(self._media.encode_partly(seq, start, fitting))
-        return count
+        if not is_free or seq.slot is None:
+            for reach in self._hooks.reach:
+                gap = reach(seq, start, gap, self)
+        return gap
 
     @property
-    def _fitting(self) -> float:
+    def fitting(self) -> float:
         """The embeddings that can be computed in the time that is left; the first row waits for all."""
         return self._line.encoded(max(self.left, 0.0)) if self._rows else inf
-
-    def _may_encode(self, request: Add) -> bool:
-        """Whether the source of a request is encoded, or can be in this step. If not, layers of the encoder
-        that fit are added."""
-        sources, fitting = self._media.sources, self._fitting
-        if sources.may_begin(request, fitting):
-            return True
-        if fitting < inf:
-            self._encode(sources.encode_partly(request, fitting))
-        return False
 
     def _in_time(self, gap: int, start: int, least: int) -> int:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
@@ -192,16 +186,9 @@ class StepBuilder:
         params = seq.request.params
         if again and isinstance(params, Sampling) and not seq.owes_prompt_logprobs:
             params = replace(params, prompt_logprobs=None)  # they were sent before
-        new = NewSeq(
-            *(slot, list(seq.tokens), seq.prompt_len, params, self._media.places(seq)),
-            adapter=seq.adapter,
-            adapter_from=seq.adapter_from,
-        )
-        if (source := seq.request.source) is not None:
-            seq.source_blocks, positions = self._media.sources.admit(seq.request)
-            new = replace(new, source_blocks=seq.source_blocks, source_len=source.length)
-            if positions:  # it is not encoded yet
-                self._encode(positions)
+        new = NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
+        for admit in self._hooks.admit:
+            new = admit(seq, new, self)
         self.new.append(new)
 
     @property
@@ -217,19 +204,8 @@ class StepBuilder:
         each = self._line.single - self._line.step
         return int(min(self.budget, max(self.left, 0.0) / each))
 
-    def guess(
-        self,
-        at: int,
-        guesses: list[int],
-        gained: int,
-        proposes: int = 0,
-        keeps: tuple[int, int] | None = None,
-    ) -> None:
-        """Add guesses to row `at`, for which its sequence has gained so many blocks in each group.
-
-        `proposes`: how many guesses the drafter shall make for the step after this one.
-        `keeps`: the number of tokens behind which a state is kept if guesses hold, and its place.
-        """
+    def guess(self, at: int, guesses: list[int], gained: int) -> None:
+        """Add guesses to row `at`, for which its sequence has gained so many blocks in each group."""
         row, seq, count = self._rows[at], self._seqs[at], len(guesses)
         blocks = row.blocks
         if gained:
@@ -237,11 +213,7 @@ class StepBuilder:
             blocks = [block for table in seq.tables for block in table[-told:]]
         bound = row.bound or (count > 0 and seq.matcher is not None)  # thinking may end within the guesses
         self._binds |= bound
-        kept = row.kept if keeps is None else (*row.kept, (keeps[0] - row.start, keeps[1]))
-        self._rows[at] = replace(
-            row, blocks=blocks, guesses=guesses, bound=bound, proposes=proposes, kept=kept
-        )
-        self._proposes |= proposes > 0
+        self._rows[at] = replace(row, blocks=blocks, guesses=guesses, bound=bound)
         reads = count * (row.start + 1) + count * (count + 1) // 2
         cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)
         for term, amount in ((TOKEN, count), (READ, reads), (seq.term, count)):
@@ -252,30 +224,29 @@ class StepBuilder:
         self.budget -= count
         self._guessed += count
 
+    def change_row(self, at: int, **changes: object) -> None:
+        """Change what row `at` tells the worker."""
+        self._rows[at] = replace(self._rows[at], **changes)
+
+    def row(self, at: int) -> SeqStep:
+        return self._rows[at]
+
     def finish(self, number: int) -> PlannedStep | None:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
             return None
-        media = self._media
-        forget, arrived = media.take_changes()
         step = StepInput(
             *(number, self.new, self._rows),
-            encode=media.encode,
-            partly=media.partly,
-            forget=forget,
-            arrived=arrived,
-            sources=media.sources.encoding,
-            source_layers=media.sources.layers,
         )
+        for finish in self._hooks.finish:
+            step = finish(step)
         fills = self.left < self.cost
         return PlannedStep(
             *(step, self._seqs, self._costs, self._work, fills, self._binds, self._step_cost, self.cost),
             prompts=self._reading - self._texts,
             texts=self._texts,
             guessed=self._guessed,
-            proposes=self._proposes,
             counted={},
-            encoded=media.completed,
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:
@@ -285,10 +256,9 @@ class StepBuilder:
         cost = line.tokens(count, reads)
         work[TOKEN] += count
         work[READ] += reads
-        if start < seq.media_end:
-            encoded = self._media.read(seq, start, count)
-            cost += line.end(ENCODED, encoded)
-            work[ENCODED] += encoded
+        if start < seq.free_from:
+            for add_row in self._hooks.add_row:
+                cost += add_row(seq, count, self)
         if ends:
             amount = self._pooled_rows(seq) if seq.pools else 1
             cost += line.end(seq.term, amount)
@@ -298,10 +268,14 @@ class StepBuilder:
         self.left -= cost
         return cost
 
-    def _encode(self, embeddings: float) -> None:
-        """Add embeddings, of sources or of layers of a tower that no row of the step reads yet."""
-        cost = self._line.end(ENCODED, embeddings)
+    def encode_for_row(self, embeddings: float) -> float:
+        """Add embeddings that the row reads which is being added; returns their seconds."""
         self._work[ENCODED] += embeddings
+        return self._line.end(ENCODED, embeddings)
+
+    def encode(self, embeddings: float) -> None:
+        """Add embeddings, of sources or of layers of a tower, that no row of the step reads yet."""
+        cost = self.encode_for_row(embeddings)
         self.cost += cost
         self.left -= cost
 

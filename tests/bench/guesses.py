@@ -27,9 +27,10 @@ from tokenizers import Tokenizer
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.executor import InlineExecutor, StepFuture
+from engine_core.features.guesses.drafts import Drafts
+from engine_core.features.guesses.guesser import Guesser
 from engine_core.guess_options import GuessOptions
 from engine_core.protocol import Add, Tokens
-from engine_core.scheduling.guesses.guesser import Guesser
 from models.checkpoint.hub import DEMO
 from server.options.option_table import assemble
 from worker.protocol import Sampling, SeqStep, StepInput, StepOutput
@@ -267,7 +268,7 @@ def measure(
     given: argparse.Namespace,
 ) -> None:
     """Replay texts with each method and without, in turns, and print a row of the table for each."""
-    drafts = engine._scheduler.drafts  # pyright: ignore[reportPrivateUsage]
+    drafts = engine._scheduler.hooks.find(Drafts)  # pyright: ignore[reportPrivateUsage]
     assert drafts is not None
     found: dict[str, list[Round]] = {method: [] for method in ("none", *given.methods)}
     for _ in range(given.rounds):

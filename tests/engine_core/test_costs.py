@@ -17,8 +17,8 @@ from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import EngineConfig, Replicas
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Add, Outputs, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
@@ -42,7 +42,7 @@ class Decoding:
         limits: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 256}
         found = facts(num_blocks=4000, block_size=16, most_rows=128, **limits)
         options = {"speculative_config": None, **options}
-        self.scheduler = Scheduler(EngineConfig(model="fake", **options), found, vocab_size=50)  # pyright: ignore[reportArgumentType]
+        self.scheduler = make_scheduler(EngineConfig(model="fake", **options), found, vocab_size=50)  # pyright: ignore[reportArgumentType]
         self.worker = FakeWorker(found)
         for id in range(rows):
             prompt = [1 + (id + i) % 40 for i in range(20)]

@@ -11,8 +11,8 @@ from drafted import SIZES, Answer, answer, asked_at_random, greedy_by, opened, r
 from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
+from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.protocol import Add
-from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from worker.drafter.draft_model import DraftModel
 from worker.protocol import Sampling
 

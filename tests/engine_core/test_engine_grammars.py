@@ -12,11 +12,11 @@ from model_facts import READY, changed
 from scheduler_bench import config
 
 from engine_core.engine import Engine
+from engine_core.features.installed import make_scheduler
 from engine_core.grammar.compiler import GrammarCompiler, Outcome
 from engine_core.grammar.grammar_threads import Job
 from engine_core.grammar.llguidance_matcher import TOKEN_SECONDS
 from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Spelling, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Sampling
 
 LONG_MS = 20_000
@@ -33,7 +33,7 @@ def engine() -> Engine:
 def start(*, spelled: bool = True, **changes: object) -> Engine:
     found = facts(max_num_seqs=4)
     ready = changed(READY, vocab_size=VOCAB, folder="")
-    engine = Engine(ready, Scheduler(config(**changes), found, VOCAB), BoundExecutor(found))
+    engine = Engine(ready, make_scheduler(config(**changes), found, VOCAB), BoundExecutor(found))
     if spelled:
         engine.spell(SPELLING)
     return engine

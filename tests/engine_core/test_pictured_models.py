@@ -23,7 +23,6 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Tokens
 from models.config import read_config
 from worker.buffers import Buffer
-from worker.disk import record_memory
 from worker.limits import WorkerLimits
 from worker.media import StepMedia
 from worker.protocol import Sampling, StepInput
@@ -213,35 +212,6 @@ def test_pictures_of_later_requests_are_not_encoded_again_if_they_are_kept(
     answers, _, stats = llava.run_waves(waves, mm_encoder_cache_gb=cache, enable_prefix_caching=False)
     assert_answers(answers, [llava.answers[at] for at in (0, 2, 3)])
     assert (stats.media_encoded, stats.media_embeddings) == (encoded, (1 + kept) * ITEM)
-
-
-def test_pictures_on_disk_are_not_encoded_again(
-    llava: Llava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A picture is found behind another text; one whose file is damaged is encoded, with the same bits."""
-    monkeypatch.setattr(record_memory, "_RECORD", 3 * 32 * 2)  # three embeddings: a picture has two records
-    asked, options = [llava.asked[3], llava.asked[6]], dict[str, Any](dtype="bfloat16")
-    right, _, _ = llava.run(asked, **options)
-    options |= {"kv_cache_dir": str(tmp_path), "mm_encoder_cache_gb": 0.001}
-    llava.run([llava.asked[0]], **options)
-    answers, cached, stats = llava.run(asked[:1], **options)
-    assert answers == right[:1]
-    assert (cached, stats.media_encoded, stats.media_reused) == ([0], 0, 1)
-    for path in tmp_path.glob("facet-*/*/*.blocks"):
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-    answers, _, stats = llava.run(asked, **options)
-    assert answers == right
-    assert stats.media_encoded == 2 and stats.disk is not None and stats.disk.failures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_find_pictures_on_disk(llava: Llava, cut: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"kv_cache_dir": str(tmp_path), "mm_encoder_cache_gb": 0.001, cut: 2}
-    llava.run([llava.asked[0]], **options)
-    answers, cached, stats = llava.run([llava.asked[3]], **options)
-    assert_answers(answers, [llava.answers[3]])
-    assert (cached, stats.media_encoded, stats.media_reused) == ([0], 0, 1)
 
 
 @pytest.mark.parametrize("late", [False, True])

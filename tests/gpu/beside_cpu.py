@@ -27,6 +27,7 @@ from scheduled import Loop  # noqa: E402
 from sizes import worker_config  # noqa: E402
 from workbench import Workbench  # noqa: E402
 
+from engine_core.features.guesses.drafts import Drafts  # noqa: E402
 from engine_core.protocol import Add  # noqa: E402
 from models.config import read_config  # noqa: E402
 from models.conversion.conversion_choice import Conversion  # noqa: E402
@@ -74,7 +75,7 @@ def answers(folder: Path, runner: Runner, requests: list[Add], **asked: Any) -> 
     shape = SimpleNamespace(vocabulary=read_config(folder).vocab_size)
     dummy: Any = SimpleNamespace(runner=runner, facts=runner.facts, shape=shape)
     loop = Loop(dummy, 1, **asked)
-    return loop.run(requests), loop.scheduler.drafts
+    return loop.run(requests), loop.scheduler.hooks.find(Drafts)
 
 
 def compared(name: str, found: object, expected: object, more: str = "") -> Result:

@@ -12,8 +12,8 @@ from typing import Any
 from dummy import Dummy
 
 from engine_core.config import EngineConfig
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Add, Failed, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 
 _CLIENT = 0
 
@@ -34,7 +34,7 @@ class Loop:
         """`asked`: options of the engine."""
         config = EngineConfig(model="dummy", steps_ahead=steps_ahead, **asked)
         self.dummy = dummy
-        self.scheduler = Scheduler(config, dummy.facts, dummy.shape.vocabulary)
+        self.scheduler = make_scheduler(config, dummy.facts, dummy.shape.vocabulary)
         self.answers: dict[int, Answer] = {}
         self.compilations = dummy.facts.kernel_compilations
         """The kernels that the worker has compiled so far."""

@@ -10,8 +10,8 @@ from sizes import engine_config
 
 from engine_core.adapters.messages import Adapter, AdapterState
 from engine_core.engine import Engine
+from engine_core.features.adapters.adapter_table import AdapterTable
 from engine_core.protocol import Add, Failed, Output, Tokens
-from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from worker.calls.messages import WorkerCall
 from worker.protocol import Sampling
 

@@ -13,8 +13,8 @@ from scheduler_bench import config
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Sampling, StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -117,7 +117,7 @@ class Life:
 
     @classmethod
     def of(cls, executor: BoundExecutor, **options: object) -> Life:
-        scheduler = Scheduler(config(**options), executor.facts, VOCAB)
+        scheduler = make_scheduler(config(**options), executor.facts, VOCAB)
         return cls(Engine(READY, scheduler, executor), executor)
 
     def add(self, request: Add, language: Language | None, slow: frozenset[int] = frozenset()) -> None:

@@ -16,8 +16,8 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE
 
 from engine_core.engine import Engine
+from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.protocol import Add, Tokens
-from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Sampling, TokenLogprobs
 

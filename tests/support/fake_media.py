@@ -11,7 +11,6 @@ from zlib import crc32
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from worker.buffers import Buffer
-from worker.disk.record_memory import record_place
 from worker.protocol import MediaPlace, NewSeq, Runs, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 
@@ -54,31 +53,6 @@ class FakeMedia:
         self._left: dict[int, int] = {}
         """The layers that are still to be computed of some of these."""
         self._places: dict[int, tuple[MediaPlace, ...]] = {}
-        self._brought: dict[int, dict[int, list[int]]] = {}
-        """number -> what has come from disk, by record."""
-
-    def block(self, place: int) -> list[int | None] | None:
-        """A record of an item's embeddings, if they are there."""
-        number, index = divmod(place, record_place(1, 0))
-        if number not in self._rows or number in self._left:
-            return None
-        size = self._facts.record_embeddings
-        return [*self._rows[number][index * size : (index + 1) * size]]
-
-    def put(self, place: int, entries: list[int | None]) -> None:
-        number, index = divmod(place, record_place(1, 0))
-        self._brought.setdefault(number, {})[index] = [entry for entry in entries if entry is not None]
-
-    def _take(self, arrived: dict[int, int]) -> None:
-        for number, embeddings in arrived.items():
-            records = self._brought.pop(number, {})
-            if not embeddings:
-                continue
-            if number in self._rows:
-                raise ValueError("an item comes that is there")
-            self._rows[number] = [row for index in range(len(records)) for row in records[index]]
-            if len(self._rows[number]) != embeddings:
-                raise ValueError("an item has not come whole")
 
     def begin(self, new: NewSeq) -> list[int]:
         """Note that a sequence enters its slot; returns its tokens, those of embeddings unknown."""
@@ -97,7 +71,6 @@ class FakeMedia:
         for number in step.forget:
             del self._rows[number]
             self._left.pop(number, None)
-        self._take(step.arrived)
         for each in step.encode:
             if each.number in self._rows:
                 raise ValueError("an item is encoded that is there")
@@ -112,8 +85,7 @@ class FakeMedia:
                 del self._left[number]
         if len(self._left) > 1:
             raise ValueError("several items are encoded partly")
-        coming = sum(len(rows) for records in self._brought.values() for rows in records.values())
-        if sum(map(len, self._rows.values())) + coming > self._facts.held_embeddings:
+        if sum(map(len, self._rows.values())) > self._facts.held_embeddings:
             raise ValueError("there are too many embeddings")
         for seq in step.seqs:
             for place in self._places[seq.slot]:

@@ -117,7 +117,6 @@ def facts(
     kept_embeddings: int = 0,
     whole_media: bool = False,
     most_rows: int = 0,
-    record_embeddings: int = 0,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -140,7 +139,6 @@ def facts(
         kept_embeddings=kept_embeddings,
         whole_media=whole_media,
         most_rows=most_rows,
-        record_embeddings=record_embeddings,
     )
 
 

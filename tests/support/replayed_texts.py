@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from model_facts import WORKER
 from msgspec.structs import replace
 
+from engine_core.features.guesses.guesser import Guesser
 from engine_core.guess_options import GuessOptions
 from engine_core.protocol import Add
-from engine_core.scheduling.guesses.guesser import Guesser
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine

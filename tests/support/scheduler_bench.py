@@ -3,17 +3,23 @@
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
+from engine_core.features.installed import make_scheduler
+from engine_core.features.media.media_items import MediaItems
+from engine_core.features.media.source_blocks import SourceBlocks
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed, OutputsByClient, Pooled, Tokens
-from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
+
+T = TypeVar("T", bound=Feature)
 
 
 def config(**changes: object) -> EngineConfig:
@@ -50,9 +56,23 @@ class Bench:
     """The tokens of each row of the step that was planned last."""
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, self.facts, vocab_size=50)
+        self.scheduler = make_scheduler(self.config, self.facts, vocab_size=50)
         self.worker = FakeWorker(self.facts)
         self.worker.media.whole |= self.config.disable_chunked_mm_input
+
+    def find(self, kind: type[T]) -> T:
+        """The installed feature of a class."""
+        found = self.scheduler.hooks.find(kind)
+        assert found is not None
+        return found
+
+    @property
+    def media(self) -> MediaItems:
+        return self.find(MediaItems)
+
+    @property
+    def sources(self) -> SourceBlocks:
+        return self.find(SourceBlocks)
 
     def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += 1
@@ -98,13 +118,13 @@ class Bench:
             return False
         self.check()
         if not self.scheduler.live:
-            assert not self.scheduler.media.bytes
+            assert not any(getattr(each, "bytes", 0) for each in self.scheduler.hooks.features)
         return True
 
     def launch(self, plan: PlannedStep) -> Landed:
         """Compute a step, whose bounds are made if it has some: all that they depend on has landed."""
         outputs: OutputsByClient = {}
-        bounds = self.scheduler.results.make_bounds(plan, outputs) if plan.binds else None
+        bounds = self.scheduler.bind(plan, outputs) if plan.binds else None
         self.collect(outputs)
         return self.worker.launch(plan.step, None if bounds is None else lambda: bounds)
 

@@ -10,8 +10,8 @@ from fake_worker import FakeWorker, facts
 from msgspec.structs import replace
 from scheduler_bench import add, config, pool
 
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 
 STEP, TOKEN = 0.006, 0.0003
@@ -45,7 +45,9 @@ class Clock:
         tasks = ("generate", "embed", "token_embed") if self.causal else ("embed", "token_embed")
         blocks = {"num_blocks": 3000, "block_size": 16, "tasks": tasks, "causal": self.causal}
         found = replace(facts(**limits, **blocks), device=self.device, timed_steps=TIMED)
-        self.scheduler = Scheduler(config(max_token_gap_ms=self.gap_ms, **self.options), found, vocab_size=50)
+        self.scheduler = make_scheduler(
+            config(max_token_gap_ms=self.gap_ms, **self.options), found, vocab_size=50
+        )
         self.worker = FakeWorker(found)
         self.planned: PlannedStep | None = None
 

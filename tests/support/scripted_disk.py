@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fake_cache import FakeCache
-from fake_media import FakeMedia
 from fake_states import FakeStates
 from scheduler_bench import Bench
 
+from engine_core.features.disk.disk_prefixes import DiskPrefixes
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add
-from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
@@ -32,30 +31,20 @@ class ScriptedDisk:
         self.damaged: set[bytes] = set()
         """Names of blocks that are lost when they are read."""
         self.pace = ReadPace()
-        self.cache: FakeCache | FakeStates | FakeMedia | None = None
+        self.cache: FakeCache | FakeStates | None = None
         self.states: ScriptedDisk | None = None
         """The disk of states, if the engine has some."""
-        self.encodings: ScriptedDisk | None = None
-        """The disk of what is made of pictures, if the engine takes some."""
         self._writing: dict[bytes, Entries] = {}
         self._reads: deque[BlockRead] = deque()
         self.read_blocks = 0
 
-    def serve(
-        self,
-        cache: FakeCache | FakeStates | FakeMedia,
-        states: FakeStates | None = None,
-        media: FakeMedia | None = None,
-    ) -> None:
+    def serve(self, cache: FakeCache | FakeStates, states: FakeStates | None = None) -> None:
         """Work for a new engine; what was under way for another one is lost."""
         self.cache, self._writing = cache, {}
         self._reads.clear()
         if states is not None:
             self.states = self.states or ScriptedDisk(most=1, room=self.room)
             self.states.serve(states)
-        if media is not None and self.room is None:
-            self.encodings = self.encodings or ScriptedDisk()
-            self.encodings.serve(media)
 
     def __contains__(self, name: bytes) -> bool:
         return name in self.kept
@@ -84,9 +73,8 @@ class ScriptedDisk:
             while self.room is not None and len(self.kept) > self.room:
                 del self.kept[next(iter(self.kept))]
         self._writing = {}
-        for other in (self.states, self.encodings):
-            if other is not None:
-                other.finish_write(lose=lose)
+        if self.states is not None:
+            self.states.finish_write(lose=lose)
 
     def look(self) -> None: ...
 
@@ -99,10 +87,9 @@ class ScriptedDisk:
         self._reads.append(read)
 
     def read_one(self) -> None:
-        """Read one block of the first read that has one, and one state, and one record of an encoding."""
-        for other in (self.states, self.encodings):
-            if other is not None:
-                other.read_one()
+        """Read one block of the first read that has one, and one state."""
+        if self.states is not None:
+            self.states.read_one()
         while self._reads:
             read = self._reads[0]
             if (index := read.take()) is None:
@@ -132,10 +119,10 @@ class DiskBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        media = self.worker.media if self.facts.record_embeddings else None
-        self.scripted.serve(self.worker.cache, self.worker.states, media)
-        parts = self.scheduler.cache, self.scheduler.waiting, self.scheduler.pace.line, self.scheduler.media
-        self.scheduler.disk = self.prefixes = DiskPrefixes(self.scripted, *parts)
+        self.scripted.serve(self.worker.cache, self.worker.states)
+        hooks = self.scheduler.hooks
+        self.prefixes = DiskPrefixes(self.scheduler, self.scripted)
+        hooks.install((self.prefixes, *hooks.features))
 
     def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += _STEP - 1
@@ -143,7 +130,7 @@ class DiskBench(Bench):
 
     def step(self) -> bool:
         self.now += _STEP - 1
-        self.prefixes.land(self.now + 1)
+        self.prefixes.poll(self.now + 1, len(self.in_flight))
         return super().step()
 
     def settle(self) -> None:
@@ -172,7 +159,7 @@ class DiskBench(Bench):
             coming = sum(each.state is not None for each in returns)
             writing = sum(len(row.kept) for planned, _ in self.in_flight for row in planned.step.seqs)
             assert len(states) + states.free + coming + writing == self.facts.remembered_states
-        parked = [seq for seq in scheduler.paused if seq.slot is None and not seq.is_fetching]
+        parked = [seq for seq in scheduler.paused if seq.slot is None and not seq.diverted]
         fetching = [each for each in returns if not each.seq.done]
         counts = len(scheduler.running), scheduler.waiting.count, len(parked), len(fetching)
         assert len(scheduler.live) == sum(counts)

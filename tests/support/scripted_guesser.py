@@ -14,10 +14,10 @@ from toy_language import next_token
 from engine_core import startup
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
+from engine_core.features import installed
+from engine_core.features.guesses import drafts
 from engine_core.grammar.matcher import GrammarError
 from engine_core.guess_options import GuessOptions
-from engine_core.scheduling import scheduler
-from engine_core.scheduling.guesses import drafts
 from engine_core.scheduling.sequence import Sequence
 
 
@@ -55,7 +55,7 @@ class ScriptedGuesser:
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """Guesses for some of these, also more than may be sampled before the limit."""
         left, chosen = most_rows - len(seqs), dict[Sequence, list[int]]()
-        assert left > 0 and all(not seq.apart and not seq.pools for seq in seqs)
+        assert left > 0 and all(not seq.pools for seq in seqs)
         for seq in seqs:
             if seq in self.known and (count := min(left, self.random.randint(0, self.most))):
                 chosen[seq] = self.guess(seq, count)
@@ -102,7 +102,7 @@ def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
         return make_drafts(replace(config, speculative_config={"method": "ngram"}), *given)
 
     make_drafts = drafts.make_drafts  # which guesses unasked on CPUs only
-    monkeypatch.setattr(scheduler, "make_drafts", made)
+    monkeypatch.setattr(installed, "make_drafts", made)
     monkeypatch.setattr(drafts, "read_guess_options", options)
     monkeypatch.setattr(startup, "read_guess_options", options)
     monkeypatch.setattr(drafts, "Guesser", lambda options, facts, line: guesser)

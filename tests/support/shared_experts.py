@@ -19,11 +19,11 @@ from no_calls import NoCalls
 from sizes import engine_config
 
 from engine_core.engine import Engine
+from engine_core.features.installed import make_scheduler
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.ranks.peers import Peers
-from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -135,7 +135,7 @@ class Group:
         own = {name: each[index] if isinstance(each, list) else each for name, each in options.items()}
         executor = JointExecutor(self.executors[index], index, Peers(sockets), self._halvings[index])
         facts = executor.start()
-        return Engine(READY, Scheduler(engine_config("", **own), facts, VOCAB), executor)
+        return Engine(READY, make_scheduler(engine_config("", **own), facts, VOCAB), executor)
 
     def _all_begun(self, number: int) -> bool:
         return all(len(executor.steps) > number for executor in self.executors)

@@ -56,8 +56,6 @@ class BlockStore:
         """The seconds that the last write took."""
         self.states: BlockStore | None = None
         """The store of states, if layers of the model keep some behind blocks."""
-        self.encodings: BlockStore | None = None
-        """The store of what a tower made of media items, if the model has one."""
         self.pace = ReadPace()
         self.make_pages: Callable[[int], None] = lambda _: None
         """A function that returns when the first so many blocks of the cache have pages of memory."""
@@ -124,7 +122,7 @@ class BlockStore:
 
     @property
     def totals(self) -> DiskTotals:
-        """The totals of blocks, and the bytes and failures of states and encodings, too."""
+        """The totals of blocks, and the bytes and failures of states, too."""
         beside = [each.totals for each in self._beside]
         return DiskTotals(
             *(self._written, self._bytes_written + sum(each.bytes_written for each in beside)),
@@ -136,7 +134,7 @@ class BlockStore:
     @property
     def _beside(self) -> list[BlockStore]:
         """The stores of other records, which begin and end with this one."""
-        return [each for each in (self.states, self.encodings) if each is not None]
+        return [] if self.states is None else [self.states]
 
     # Writing.
 
@@ -155,13 +153,12 @@ class BlockStore:
         return self._rests.wait(seconds)
 
     def write(self, names: list[bytes], blocks: list[int]) -> None:
-        """Copy these blocks, `most` at most, and have the copies written, but of those that are gone. Called
-        when it may be."""
+        """Copy these blocks, `most` at most, and have the copies written. Called when it may be."""
         began, copied = time.monotonic(), list[bytes]()
         if self._memory is not None:
-            for name, block in zip(names, blocks, strict=True):
-                if self._memory.copy(block, self._copies[len(copied)]):
-                    copied.append(name)
+            for name, block, into in zip(names, blocks, self._copies, strict=False):
+                self._memory.copy(block, into)
+                copied.append(name)
         self._rests.clear()
         self._writes.put(lambda: self._write(copied, began))
 

@@ -21,7 +21,6 @@ _log = logging.getLogger(__name__)
 
 
 class HostStore:
-    encodings = None
     write_seconds = pause = 0.0
 
     def __init__(self, copies: HostCopies, states: HostStore | None = None, first: int = 0) -> None:

@@ -60,13 +60,6 @@ class RememberedStates(Protocol):
     def remembered(self, first: int) -> Bytes: ...
 
 
-class EncodesMedia(Protocol):
-    """The encodings of media items; None: this worker makes none."""
-
-    @property
-    def encodings(self) -> RecordMemory | None: ...
-
-
 class MakesCopies(Protocol):
     """The device of the cache."""
 
@@ -84,12 +77,11 @@ def open_store(
     device: MakesCopies,
     memory: BlockMemory,
     states: RememberedStates | None,
-    media: EncodesMedia | None,
 ) -> Store | None:
     """Open the folder that the operator names, or the memory, or both; None if neither is asked for, or can
     be used.
 
-    `states`: the memory of states, if layers have some; `media`: what encodes media items, if there is such.
+    `states`: the memory of states, if layers have some.
     """
     options = config.options
     if options.kv_cache_dir is None and options.kv_offloading_size is None:
@@ -110,7 +102,7 @@ def open_store(
             return None
     if (folder := options.kv_cache_dir) is not None:
         try:
-            return _open_files(config, facts, Path(folder), memory, states, media, copies)
+            return _open_files(config, facts, Path(folder), memory, states, copies)
         except OSError as error:
             _log.warning("%s, because %s cannot be used: %s", kept, folder, error)
     if options.kv_offloading_size is not None:
@@ -160,7 +152,6 @@ def _open_files(
     folder: Path,
     memory: BlockMemory,
     states: RememberedStates | None,
-    media: EncodesMedia | None,
     copies: Sequence[HostCopies],
 ) -> BlockStore | TieredStore:
     """Open the folder. `copies`: the host's memory before files; none if the cache is there itself.
@@ -186,16 +177,11 @@ def _open_files(
         if states is not None:
             rows = states.remembered(facts.max_num_seqs + 1)
             store.states = opened("states", BlockPieces([rows]), [rows.shape[1]])
-        if media is not None and media.encodings is not None and facts.kept_embeddings:
-            store.encodings = opened("encodings", media.encodings, [media.encodings.record_bytes])
     if place.rank == 0:
         _log.info(
             "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",
             *(folder, store.totals.held / _GIB, gib, len(store) // len(facts.windows) * facts.block_size),
         )
-        if (kept := store.encodings) is not None:
-            used = len(kept) * kept.block_bytes / _GIB
-            _log.info("prefixes on disk: %.2f GiB are encodings of pictures for this model", used)
     return store
 
 
@@ -209,8 +195,7 @@ def _nothing_to_keep(facts: WorkerFacts) -> str | None:
 
 
 def _identity(config: WorkerConfig, facts: WorkerFacts, kind: str, sizes: Sequence[int]) -> str:
-    """A name of all that decides the bytes of a block, a state or an encoding, beside its tokens or picture:
-    engines with one share files.
+    """Name all that decides the bytes of a block or a state, beside its tokens: engines with one share files.
 
     The fingerprint covers weights, types, kernels and the order of sums; what is left is our own Python.
     """

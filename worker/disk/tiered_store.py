@@ -29,9 +29,8 @@ class PinnedMemory:
         self.record_bytes = copies.record_bytes
         self._copies = copies
 
-    def copy(self, place: int, into: Bytes) -> bool:
+    def copy(self, place: int, into: Bytes) -> None:
         into[: self.record_bytes] = self._copies.record(place)
-        return True
 
     def bring(self, place: int, record: Bytes) -> None:
         self._copies.record(place)[:] = record[: self.record_bytes]
@@ -51,7 +50,7 @@ class _Landing:
 
 
 class TieredStore:
-    room = encodings = None
+    room = None
 
     def __init__(self, copies: HostCopies, files: BlockStore, states: TieredStore | None = None) -> None:
         """`files`: those whose records are copied from the slots of `copies`, and read into these."""

@@ -82,7 +82,7 @@ class RankPrepared(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 DiskTask = Literal["write", "read", "end", "look", "forget"]
-DiskKind = Literal["blocks", "states", "encodings"]
+DiskKind = Literal["blocks", "states"]
 """The kinds of records that ranks keep on disk; what is said of blocks here holds for all of them."""
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a rank's process listens before it loads torch, which store
 
 
 class RankDisk:
-    """Obeys a rank's orders for blocks and, if it has some, for states and encodings."""
+    """Obeys a rank's orders for blocks and, if it has some, for states."""
 
     def __init__(self, store: Store, send: Callable[[DiskNews], None], kind: DiskKind = "blocks") -> None:
         """`send`: a function that tells the engine something, from any thread."""
@@ -24,8 +24,6 @@ class RankDisk:
         self._beside: dict[DiskKind, RankDisk] = {}
         if store.states is not None:
             self._beside["states"] = RankDisk(store.states, send, "states")
-        if store.encodings is not None:
-            self._beside["encodings"] = RankDisk(store.encodings, send, "encodings")
         self._reads: dict[int, tuple[BlockRead, list[bool]]] = {}
         """By their numbers the reads that are not done, and which of their blocks were told of."""
         self._writes = 0

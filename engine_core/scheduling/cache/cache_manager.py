@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from engine_core.scheduling.cache.block_pool import BlockPool
-from engine_core.scheduling.cache.source_blocks import SourceBlocks
 from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
+from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import SeqStep
 from worker.worker_facts import WorkerFacts, blocks_held
@@ -39,9 +39,9 @@ def blocks_needed(tokens: int, facts: WorkerFacts, computed: int = 0) -> int:
 class CacheManager:
     """Gives slots and cache blocks to sequences, and finds the cached prefixes of prompts."""
 
-    def __init__(self, facts: WorkerFacts, sources: SourceBlocks, *, caches: bool) -> None:
+    def __init__(self, facts: WorkerFacts, hooks: Hooks, *, caches: bool) -> None:
         """`caches`: full blocks are published, so that later sequences with the same prefix share them."""
-        self.sources = sources
+        self._hooks = hooks
         self.pool = BlockPool(facts.num_blocks)
         self.states: States | None = None
         """The states that are remembered, if layers of the model have some; blocks are of no use without."""
@@ -79,7 +79,7 @@ class CacheManager:
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
         cache again and again, only to be preempted.
         """
-        if not self.free_slots or not self.sources.fits(seq.request):
+        if not self.free_slots or not all(fits(seq) for fits in self._hooks.fits):
             return None
         prefix = self._cached_prefix(seq)
         kept = [block for table in prefix for block in table if block != self._scratch]
@@ -174,8 +174,9 @@ class CacheManager:
         self.free_slots.append(seq.slot)
         in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
         self.pool.release([block for block in in_order if block != self._scratch])
-        self.sources.pool.release(seq.source_blocks)
-        seq.slot, seq.tables, seq.published, seq.source_blocks = None, [], 0, []
+        for release in self._hooks.release:
+            release(seq)
+        seq.slot, seq.tables, seq.published = None, [], 0
 
     def reset_prefixes(self) -> None:
         """Forget all cached prefixes."""

@@ -11,10 +11,11 @@ whose readers do not keep up are paused: they are in no step, and wait for no sl
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from engine_core.protocol import Add, Standing
+from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.queue.owner_shares import Call, Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
 from engine_core.scheduling.sequence import Key, Order, Sequence
@@ -30,9 +31,9 @@ _MOST_OWNERS = 64
 
 
 class WaitingQueue:
-    def __init__(self, by_priority: bool, may_run: Callable[[Sequence], bool] | None = None) -> None:
-        """`may_run`: whether the step that is planned has room for a sequence; others are passed over."""
-        self._may_run = may_run
+    def __init__(self, by_priority: bool, hooks: Hooks) -> None:
+        """Sequences that may not be in the step that is planned now are passed over."""
+        self._hooks = hooks
         self.promoted: Sequence | None = None
         """A sequence that gets the next slot, because another one was preempted for it."""
         self._by_priority = by_priority
@@ -74,14 +75,14 @@ class WaitingQueue:
     def next_promoted(self) -> Sequence | None:
         """The promoted sequence, if the step has room for it."""
         found = self.promoted
-        return found if found is None or self._may_run is None or self._may_run(found) else None
+        return found if found is None or self._may_run(found) else None
 
     def first(self, work_class: WorkClass) -> Sequence | None:
         if (promoted := self.next_promoted) is not None and promoted.work_class is work_class:
             return promoted
         queues = self._queues[work_class]
-        if (may_run := self._may_run) is not None:
-            able = [next(filter(may_run, queue), None) for queue in queues.values()]
+        if self._hooks.may_run:
+            able = [next(filter(self._may_run, queue), None) for queue in queues.values()]
             return min([seq for seq in able if seq is not None], key=_rank, default=None)
         if len(queues) < 2:
             return next((queue[0] for queue in queues.values()), None)
@@ -93,6 +94,9 @@ class WaitingQueue:
         for work_class in self._queues:
             if (first := self.first(work_class)) is not None:
                 yield first
+
+    def _may_run(self, seq: Sequence) -> bool:
+        return all(may_run(seq) for may_run in self._hooks.may_run)
 
     def add(self, seq: Sequence) -> None:
         if seq.owner.max_running or seq.owner.is_held_back:
@@ -119,7 +123,7 @@ class WaitingQueue:
 
     def standing(self, seq: Sequence) -> Standing:
         """How far a sequence has come, whether it waits or runs."""
-        ahead = -1 if seq.slot is not None or seq.paused or seq.is_fetching else self._ahead_of(seq)
+        ahead = -1 if seq.slot is not None or seq.paused or seq.diverted else self._ahead_of(seq)
         return Standing(seq.key[1], ahead, seq.computed, len(seq.tokens))
 
     def _ahead_of(self, seq: Sequence) -> int:
@@ -170,21 +174,21 @@ class WaitingQueue:
 class PausedSequences(set[Sequence]):
     """The sequences whose answers are not read. They keep slots and blocks, but are preempted first."""
 
-    def __init__(self, live: Mapping[Key, Sequence], waiting: WaitingQueue) -> None:
+    def __init__(self, live: Mapping[Key, Sequence], waiting: WaitingQueue, hooks: Hooks) -> None:
         """`live` are all sequences of the engine, and `waiting` those that wait for a slot."""
         super().__init__()
         self._live = live
-        self._waiting = waiting
+        self._waiting, self._hooks = waiting, hooks
 
     def pause(self, keys: Iterable[Key]) -> None:
-        """Leave these out of steps until `resume`. Those that have ended, or run apart, are passed over."""
+        """Leave these out of steps until `resume`, but for those that have ended, or may not stand still."""
         for key in keys:
             seq = self._live.get(key)
-            if seq is None or seq.paused or seq.apart:
+            if seq is None or seq.paused or not all(may(seq) for may in self._hooks.may_pause):
                 continue
             seq.paused = True
             self.add(seq)
-            if seq.slot is None and not seq.is_fetching:
+            if seq.slot is None and not seq.diverted:
                 self._waiting.remove(seq)
 
     def resume(self, keys: Iterable[Key]) -> None:
@@ -196,7 +200,7 @@ class PausedSequences(set[Sequence]):
             if seq.paused:
                 seq.paused = False
                 self.discard(seq)
-                if seq.slot is None and not seq.is_fetching:
+                if seq.slot is None and not seq.diverted:
                     self._waiting.add(seq)
 
     def victim(self) -> Sequence | None:

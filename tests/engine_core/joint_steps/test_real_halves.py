@@ -17,10 +17,10 @@ from sizes import engine_config, worker_config
 from tiny import tiny_checkpoint
 
 from engine_core.engine import Engine
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Add, Tokens
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.ranks.peers import Peers
-from engine_core.scheduling.scheduler import Scheduler
 from models.config import read_config
 from models.parallel.experts import Transport
 from worker.protocol import Sampling, StepBounds, StepInput, StepOutput
@@ -96,7 +96,7 @@ def write(
     for index, end in enumerate(ends):
         end.setblocking(False)
         joint = JointExecutor(executors[index], index, Peers({1 - index: end}), halving)
-        scheduler = Scheduler(engine_config("", **SIZE), joint.start(), model.vocab_size)
+        scheduler = make_scheduler(engine_config("", **SIZE), joint.start(), model.vocab_size)
         engines.append(Engine(READY, scheduler, joint))
     for id, prompt in enumerate(PROMPTS):
         params = Sampling(max_tokens=5, temperature=0, logprobs=2)

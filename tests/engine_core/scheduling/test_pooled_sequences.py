@@ -5,8 +5,8 @@ from fake_worker import facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.engine_stats import Timing
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Failed
-from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import QUERY_GONE, Pooling
 
 
@@ -49,7 +49,7 @@ def test_a_flood_of_texts_to_pool_delays_no_token_and_is_not_delayed_for_ever() 
 def test_the_budget_of_an_encoder_must_hold_any_text() -> None:
     limits = facts(max_num_batched_tokens=8, max_model_len=16, tasks=("embed",), causal=False)
     with pytest.raises(ValueError, match=r"--max-num-batched-tokens .*8.* to at least --max-model-len"):
-        Scheduler(config(), limits, vocab_size=50)
+        make_scheduler(config(), limits, vocab_size=50)
 
 
 @pytest.mark.parametrize("task", ["embed", "token_embed"])

@@ -57,8 +57,8 @@ def test_random_traces_equal_the_reference(part: int) -> None:
             check_states(bench)
         seen["aborted"] += len(aborted)
         if kind > 6:
-            seen["encoded"] += bench.scheduler.media.encoded
-            seen["reused"] += bench.scheduler.media.reused
+            seen["encoded"] += bench.media.encoded
+            seen["reused"] += bench.media.reused
     names = ("preemptions", "hits", "hits of hybrids", "aborted", "pooled", "pauses")
     counts = [seen[each] for each in (*names, *(("encoded", "reused") if kind > 6 else ()))]
     assert min(counts) > 10, "the traces do not exercise enough"

@@ -6,6 +6,7 @@ from fake_worker import facts
 from msgspec.structs import replace
 from scheduler_bench import config
 
+from engine_core.features.installed import make_scheduler
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from engine_core.scheduling.refusals import refusal
@@ -18,7 +19,7 @@ LIMITS = facts(block_size=4, num_blocks=8, max_model_len=64)
 
 def refused(tokens: list[int], **params: object) -> str | None:
     sampling = Sampling(**{"max_tokens": 4, **params})  # pyright: ignore[reportArgumentType]
-    return refusal(Add(id=1, tokens=tokens, params=sampling), CONFIG, LIMITS, vocab_size=50)
+    return refusal(Add(id=1, tokens=tokens, params=sampling), LIMITS, vocab_size=50)
 
 
 def test_what_can_run_is_not_refused() -> None:
@@ -93,7 +94,7 @@ def test_params_that_would_hurt_a_step_are_named(params: dict[str, object]) -> N
 
 def refused_pooling(tokens: list[int], task: str = "token_embed", **params: object) -> str | None:
     pooling = Pooling(task=task, **params)  # pyright: ignore[reportArgumentType]
-    return refusal(Add(id=1, tokens=tokens, params=pooling), CONFIG, LIMITS, vocab_size=50)
+    return refusal(Add(id=1, tokens=tokens, params=pooling), LIMITS, vocab_size=50)
 
 
 def test_what_can_be_pooled_is_not_refused() -> None:
@@ -102,10 +103,7 @@ def test_what_can_be_pooled_is_not_refused() -> None:
     assert refused_pooling([1, 2], late_query="q") is None
     assert refused_pooling([1, 2], late_document="q") is None
     whole = facts(max_model_len=64, tasks=("embed",), causal=False)
-    assert (
-        refusal(Add(id=1, tokens=[1] * 64, params=Pooling(task="embed")), CONFIG, whole, vocab_size=50)
-        is None
-    )
+    assert refusal(Add(id=1, tokens=[1] * 64, params=Pooling(task="embed")), whole, vocab_size=50) is None
 
 
 @pytest.mark.parametrize(
@@ -138,11 +136,9 @@ def test_what_cannot_be_pooled_says_why(tokens: list[int], params: dict[str, obj
 def test_scores_have_no_dimensions_and_a_pooling_model_does_not_generate() -> None:
     classifier = facts(tasks=("classify",))
     cut = Add(id=1, tokens=[1], params=Pooling(task="classify", dimensions=1))
-    assert "dimensions is for vectors" in str(refusal(cut, CONFIG, classifier, vocab_size=50))
+    assert "dimensions is for vectors" in str(refusal(cut, classifier, vocab_size=50))
     text = Add(id=1, tokens=[1], params=Sampling(max_tokens=1))
-    assert "does not generate; its tasks are classify" in str(
-        refusal(text, CONFIG, classifier, vocab_size=50)
-    )
+    assert "does not generate; its tasks are classify" in str(refusal(text, classifier, vocab_size=50))
 
 
 @pytest.mark.parametrize(
@@ -155,14 +151,14 @@ def test_scores_have_no_dimensions_and_a_pooling_model_does_not_generate() -> No
 )
 def test_answers_that_cannot_go_on(tokens: int, prompt_len: int, words: str) -> None:
     goes_on = Add(id=1, tokens=[1] * tokens, params=Sampling(max_tokens=4), prompt_len=prompt_len)
-    assert words in (refusal(goes_on, CONFIG, LIMITS, vocab_size=50) or "")
+    assert words in (refusal(goes_on, LIMITS, vocab_size=50) or "")
 
 
 def test_an_answer_that_goes_on_needs_as_much_as_the_whole() -> None:
     goes_on = Add(id=1, tokens=[1] * 32, params=Sampling(max_tokens=5), prompt_len=28)
-    assert refusal(goes_on, CONFIG, LIMITS, vocab_size=50) is None
+    assert refusal(goes_on, LIMITS, vocab_size=50) is None
     text = Add(id=1, tokens=[1] * 8, params=Pooling(task="embed"), prompt_len=4)
-    assert "prompt_len must be 0" in (refusal(text, CONFIG, LIMITS, vocab_size=50) or "")
+    assert "prompt_len must be 0" in (refusal(text, LIMITS, vocab_size=50) or "")
 
 
 PICTURES = facts(block_size=4, num_blocks=8, max_model_len=64, most_embeddings=6)
@@ -170,7 +166,8 @@ PICTURES = facts(block_size=4, num_blocks=8, max_model_len=64, most_embeddings=6
 
 def media_refusal(*media: Media, facts: WorkerFacts = PICTURES, **more: int) -> str:
     request = Add(id=1, tokens=[1] * 12, params=Sampling(max_tokens=8), media=media, **more)  # pyright: ignore[reportArgumentType]
-    return refusal(request, CONFIG, facts, vocab_size=50) or ""
+    reasons = [refuse(request) for refuse in make_scheduler(CONFIG, facts, vocab_size=50).hooks.refuse]
+    return next(filter(None, [refusal(request, facts, vocab_size=50), *reasons]), "")
 
 
 ITEM = picture(b"a", 2, 4)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
 from engine_core.engine_stats import Timing
+from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Failed, Pooled, Tokens
-from engine_core.scheduling.scheduler import Scheduler
 
 
 def test_a_prompt_is_read_in_chunks_after_the_tokens_of_others() -> None:
@@ -47,12 +47,12 @@ def test_without_chunks_the_budget_must_hold_any_prompt() -> None:
     with pytest.raises(
         ValueError, match=r"--max-num-batched-tokens .*8.* to at least --max-model-len \(128\)"
     ):
-        Scheduler(config(enable_chunked_prefill=False), facts(max_num_batched_tokens=8), vocab_size=50)
+        make_scheduler(config(enable_chunked_prefill=False), facts(max_num_batched_tokens=8), vocab_size=50)
 
 
 def test_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'random'; it can be fcfs or priority"):
-        Scheduler(config(scheduling_policy="random"), facts(), vocab_size=50)
+        make_scheduler(config(scheduling_policy="random"), facts(), vocab_size=50)
 
 
 def test_equal_beginnings_are_computed_once() -> None:
@@ -196,7 +196,7 @@ def test_the_same_id_of_two_servers_is_two_requests() -> None:
 
 
 def test_timing_is_of_the_clock_that_was_passed_in() -> None:
-    scheduler = Scheduler(config(), facts(), vocab_size=50)
+    scheduler = make_scheduler(config(), facts(), vocab_size=50)
     worker = FakeWorker(facts())
     scheduler.add(0, add(1, [1, 2], max_tokens=2), now=10.0)
     told: list[Tokens | Pooled | Failed] = []

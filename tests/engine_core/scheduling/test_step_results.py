@@ -29,7 +29,7 @@ def plan(bench: Bench) -> PlannedStep:
 
 
 def bounds(bench: Bench, planned: PlannedStep, outputs: OutputsByClient | None = None) -> StepBounds | None:
-    return bench.scheduler.results.make_bounds(planned, {} if outputs is None else outputs)
+    return bench.scheduler.bind(planned, {} if outputs is None else outputs)
 
 
 def test_only_rows_in_a_language_have_bounds(bench: Bench) -> None:

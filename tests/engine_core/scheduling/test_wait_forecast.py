@@ -96,7 +96,7 @@ def test_a_preempted_or_aborted_answer_is_counted_once() -> None:
     backlog(clock, source, 4)
     clock.step()
     scheduler = clock.scheduler
-    scheduler._preempt(scheduler.running[-1])  # pyright: ignore[reportPrivateUsage]
+    scheduler.preempt(scheduler.running[-1])
     assert scheduler.pace._backlog.answers(0.1) == 49 + 2 * 50  # pyright: ignore[reportPrivateUsage]
     scheduler.abort([(0, 2), (0, 3)], clock.now)
     clock.run()

@@ -12,6 +12,7 @@ from scheduled import Loop
 from shapes import shallow
 from workbench import Part, Workbench
 
+from engine_core.features.guesses.drafts import Drafts
 from engine_core.protocol import Add
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
@@ -46,7 +47,8 @@ def _rate(
         began = time.perf_counter()
         answers = loop.run(requests)
         took = time.perf_counter() - began
-    totals = loop.scheduler.drafts.totals if loop.scheduler.drafts is not None else None
+    drafts = loop.scheduler.hooks.find(Drafts)
+    totals = None if drafts is None else drafts.totals
     held = f"{sum(totals.held)} of {totals.guessed} guesses held" if totals else ""
     return sum(map(len, answers)) / took, answers, held
 

@@ -11,8 +11,8 @@ from beside_cpu import answers, compare_all, compared, opened
 from results import Result
 from workbench import Part, Workbench
 
+from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.protocol import Add, Source
-from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from worker.buffers import Buffer

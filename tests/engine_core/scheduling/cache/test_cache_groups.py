@@ -6,7 +6,7 @@ import pytest
 from fake_worker import facts, reference
 from scheduler_bench import Bench, add, config
 
-from engine_core.scheduling.scheduler import Scheduler
+from engine_core.features.installed import make_scheduler
 from worker.protocol import StepOutput
 
 TOKENS = [1 + number * number % 47 for number in range(60)]
@@ -82,7 +82,7 @@ def peak(windows: tuple[int, ...]) -> int:
     """The most blocks in use while all requests grow to the greatest length."""
     limits = {"block_size": 16, "max_num_seqs": REQUESTS, "max_num_batched_tokens": 2048}
     found = facts(num_blocks=100_000, max_model_len=LONGEST, windows=windows, **limits)
-    scheduler = Scheduler(config(), found, vocab_size=50)
+    scheduler = make_scheduler(config(), found, vocab_size=50)
     for id in range(REQUESTS):
         prompt = [(id + at) % 50 for at in range(LONGEST - ANSWER)]
         scheduler.add(0, add(id, prompt, max_tokens=ANSWER), 0.0)

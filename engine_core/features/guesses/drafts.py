@@ -1,0 +1,179 @@
+"""Drafts, the guesses for one sequence in one step: when they are added, and what becomes of them.
+
+Guesses are added to steps that only decode, behind tokens that are all known. How many of them hold is known
+when their step has landed, and until then no other one is planned. Only a model in several stages has others
+in flight meanwhile: they are for other sequences, as each waits for its token anyway.
+
+A guess takes memory from nobody: it gets blocks that are free, and leaves some for the others.
+
+If there is a drafter, its guesses come when a step lands that asked for them, and are those of the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig
+from engine_core.engine_stats import GuessReport, GuessTotals, Stats
+from engine_core.features.guesses.guesser import Guesser
+from engine_core.features.guesses.model_guesser import ModelGuesser
+from engine_core.grammar.guess_bounds import count_fitting
+from engine_core.guess_options import read_guess_options
+from engine_core.protocol import Tokens
+from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
+from engine_core.scheduling.step_cost import READ
+from worker.protocol import StepOutput
+from worker.worker_facts import WorkerFacts
+
+_log = logging.getLogger(__name__)
+
+
+def make_drafts(config: EngineConfig, facts: WorkerFacts, core: Scheduler) -> Drafts | None:
+    """Make what adds guesses to steps, unless nobody wants them or the model takes none."""
+    options, asked = read_guess_options(config), bool(config.speculative_config)
+    if options is None or (
+        not asked and facts.device != "cpu"
+    ):  # elsewhere nobody has measured that it gains
+        return None
+    if not facts.most_rows:
+        if asked:
+            _log.warning(
+                "no tokens are guessed: models that generate no text take none, nor do models that keep "
+                "states on GPUs, with experts shared by replicas, or in stages with --kv-cache-dir"
+            )
+        return None
+    if options.rates:
+        _log.warning("guesses hold by chance (rejection_sample_method synthetic): answers mean nothing")
+    core.pace.most_tokens = 1 + options.most
+    guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, core.pace.line)
+    return Drafts(guesser, facts, core, staged=config.pipeline_parallel_size > 1)
+
+
+class Drafts(Feature):
+    def __init__(
+        self, guesser: Guesser | ModelGuesser, facts: WorkerFacts, core: Scheduler, *, staged: bool
+    ) -> None:
+        """`staged`: several steps are in flight, of different sequences, none of which waits for another."""
+        self._guesser = guesser
+        self._drafter = guesser if isinstance(guesser, ModelGuesser) else None
+        self._most_rows = facts.most_rows
+        self._core = core
+        self._staged = staged
+        self._known: dict[Sequence, int] = {}
+        """The sequences whose tokens the guesser is told, and how many it knows."""
+        self._reports: dict[Sequence, GuessReport] = {}
+        """What became of guesses for the sequences whose requests ask for that."""
+
+    def waits_for_landing(self) -> bool:
+        """Say whether the next step is not planned before it is known which guesses of the last one hold.
+
+        Nor is it if it may get some; but where newcomers may be in it, it is not delayed for that.
+        """
+        newest = self._core.pace.newest
+        if self._staged or newest is None:
+            return False
+        if newest.guessed:
+            return True
+        if self._core.may_admit or not newest.is_decoding:
+            return False
+        proposes = self._drafter is not None and any(row.proposes for row in newest.step.seqs)
+        return proposes or self._guesser.pays(self._core.runnable())
+
+    def complete(self, step: StepBuilder) -> None:
+        """Add guesses to a step that only decodes and has all other rows."""
+        seqs = step.decoding
+        if not seqs or any(seq.in_flight > 1 for seq in seqs):
+            return
+        most = min(self._most_rows, len(seqs) + step.room_for_guesses)
+        if most <= len(seqs):
+            return
+        chosen = self._guesser.choose(seqs, most)
+        lengths = {} if self._drafter is None else self._drafter.lengths(seqs)
+        cache = self._core.cache
+        spared = cache.pool.free if self._core.cache_full else len(self._core.running)
+        for at, seq in enumerate(seqs):
+            if seq in chosen or seq in lengths:
+                self._add(step, at, seq, chosen.get(seq, []), lengths.get(seq, 0), spared)
+
+    def _add(
+        self, step: StepBuilder, at: int, seq: Sequence, guesses: list[int], proposes: int, spared: int
+    ) -> None:
+        """Add as many of these guesses to a row as have room, and have the drafter make so many others."""
+        cache, held, guesses = self._core.cache, len(seq.tables[0]), guesses[: seq.left - 1]
+        if guesses and seq.matcher is not None:
+            guesses = guesses[: count_fitting(seq.matcher, guesses)]
+        if guesses:
+            guesses = guesses[: cache.grow_for_guesses(seq, len(guesses), spared)]
+        proposes = max(0, min(proposes, seq.left - 2 - len(guesses)))
+        if proposes:
+            proposes = cache.grow_for_guesses(seq, len(guesses) + proposes, spared) - len(guesses)
+        if not (guesses or proposes):
+            return
+        step.guess(at, guesses, len(seq.tables[0]) - held)
+        if proposes:
+            step.change_row(at, proposes=proposes)
+        if keeps := cache.keep_guessed(seq, len(guesses)):
+            row, (count, place) = step.row(at), keeps
+            step.change_row(at, kept=(*row.kept, (count - row.start, place)))
+
+    def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:
+        """Learn how long a step took, and tell the guesser the new tokens of its sequences."""
+        if planned.is_decoding:
+            self._guesser.learn(planned.tokens, int(planned.work[READ]), seconds)
+        if self._drafter is not None and output.proposing:
+            lengths = [row.proposes for row in planned.step.seqs if row.proposes]
+            self._drafter.learn_proposing(lengths, output.proposing)
+        drafts = output.drafts
+        for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
+            if row.samples and not seq.done:
+                self._follow(seq, drafts.get(row.slot) if drafts and seq.slot == row.slot else None)
+
+    def _follow(self, seq: Sequence, draft: list[int] | None) -> None:
+        """Tell the guesser what is new of a sequence, and the drafter's guesses of what follows."""
+        count, known = len(seq.tokens), self._known.get(seq)
+        if count == (seq.prompt_len if known is None else known):
+            return  # its outcome was not wanted
+        if known is None:
+            self._guesser.enter(seq)
+        else:
+            self._guesser.follow(seq, count - known)
+        self._known[seq] = count
+        if draft and self._drafter is not None and not seq.pending:  # else the next one is planned
+            self._drafter.offer(seq, draft)
+
+    def settle(self, seq: Sequence, guessed: int, held: int) -> None:
+        """Note what became of the guesses for a sequence."""
+        self._guesser.landed(seq, guessed, held)
+        seq.owner.used[seq.work_class] += held * seq.owner.per_token
+        if seq.request.reports_guesses:
+            report = self._reports.setdefault(seq, GuessReport([], []))
+            report.guessed.append(guessed)
+            report.held.append(held)
+
+    def report(self, seq: Sequence, answer: Tokens) -> Tokens:
+        if not seq.request.reports_guesses:
+            return answer
+        found = self._reports.get(seq)
+        return replace(
+            answer, guesses=GuessReport([*found.guessed], [*found.held]) if found else GuessReport([], [])
+        )
+
+    def leave(self, seq: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self._reports.pop(seq, None)
+        if (known := self._known.pop(seq, None)) is not None:
+            if count := len(seq.tokens) - known:
+                self._guesser.follow(seq, count)
+            self._guesser.leave(seq)
+
+    @property
+    def totals(self) -> GuessTotals:
+        return self._guesser.totals
+
+    def add_stats(self, stats: Stats) -> Stats:
+        return replace(stats, guesses=self.totals)

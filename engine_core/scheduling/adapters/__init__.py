@@ -1,1 +1,0 @@
-"""Decides which adapters workers have, and which of them a step computes with."""
