@@ -88,7 +88,7 @@ class AnswerBounds(Feature):
     def _sit_out(self, seq: Sequence) -> None:
         """Leave a sequence out of steps, and drop what steps in flight bring for it. One that runs apart is
         computed again instead, because nobody else runs meanwhile."""
-        self._late.setdefault(seq, not seq.paused)
+        self._late[seq] = self._late.get(seq, False) or not seq.paused
         self._core.paused.pause([seq.key])
         if seq.slot is not None:
             self._core.preempt(seq)
