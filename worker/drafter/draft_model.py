@@ -109,14 +109,10 @@ class DraftModel:
         flat = packet.ints([row.slot * slots.width + row.start + 1 for row in rows])
         packet.send()
         ids, context = finish()
-        logits = self._guess(ids, context, len(first))
+        logits = self._model.logits(self._compute(ids, context)[len(first) :])
         tokens = sample(logits, plan, slots.tokens, self._scan, draw=self._draw).tokens
         slots.tokens.view(-1)[flat] = tokens
         return tokens.tolist()
-
-    def _guess(self, ids: Tensor, context: ForwardContext, first: int) -> Tensor:
-        """Compute single tokens -> the logits of what follows those from `first` on."""
-        return self._model.logits(self._compute(ids, context)[first:])
 
     def _compute(self, ids: Tensor, context: ForwardContext) -> Tensor:
         with use_context(context):
