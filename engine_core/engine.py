@@ -103,8 +103,6 @@ class Engine:
     def fall_asleep(self) -> None:
         """Give weights and cache back to the system. Call this when nothing runs."""
         self._stop_executor()
-        if self.adapters is not None:
-            self.adapters.fall_asleep()
         self.asleep = True
 
     def wake(self) -> None:
@@ -187,8 +185,6 @@ class Engine:
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
-        if self.adapters is not None:
-            stats = replace(stats, adapters=self.adapters.stats)
         if not (deferred := len(self._intake)):
             return stats
         return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)

@@ -1,8 +1,7 @@
 """What the engine refuses: options that contradict each other, and requests that it cannot hold.
 
 Servers and programs check what a parameter may be (`server/requests/`). Here is what depends on the engine:
-every id lies in the vocabulary, the task is one of the model's, and the sequence fits into the cache when it is
-alone.
+ids lie in the vocabulary, the model has the task, and the sequence fits into the cache when it is alone.
 """
 
 from __future__ import annotations

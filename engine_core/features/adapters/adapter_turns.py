@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from engine_core.engine_stats import Stats
 from engine_core.features.adapters.adapter_table import AdapterTable
 from engine_core.protocol import Add
 from engine_core.scheduling.feature import Feature
@@ -63,6 +64,14 @@ class AdapterTurns(Feature):
     def leave(self, seq: Sequence) -> None:
         if self._users.pop(seq, None) and self.table is not None:
             self.table.end(seq.request.adapter)
+
+    def stop(self) -> None:
+        """Take note that workers lose all adapters, if the engine only falls asleep."""
+        if self.table is not None:
+            self.table.fall_asleep()
+
+    def add_stats(self, stats: Stats) -> Stats:
+        return stats if self.table is None else replace(stats, adapters=self.table.stats)
 
     def admit(self, seq: Sequence, new: NewSeq, step: StepBuilder) -> NewSeq:
         if (user := self._users.get(seq)) is None:

@@ -95,4 +95,4 @@ class Answers:
 
 def number_of(salt: str, adapter: str = "") -> int:
     """A number that stands for a salt and an adapter. It is as hard to meet by chance as their blocks."""
-    return int.from_bytes(root_hash(salt, adapter)[:8], "little", signed=True)
+    return int.from_bytes(root_hash(f"{salt}\0{adapter}")[:8], "little", signed=True)
