@@ -86,8 +86,6 @@ class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks among which the drafter is divided; None: those of the model that it guesses for."""
     drawn: bool = False
     """Whether the drafter draws its guesses with each request's own random numbers."""
-    rates: tuple[float, ...] = ()
-    """How often all guesses up to each place in a draft hold, if chance decides, to price a drafter."""
     most_sequences: int | None = None
     """The most sequences that run while tokens are guessed, if the operator bounds them."""
     most_by_sequences: tuple[tuple[int, int, int], ...] = ()

@@ -30,8 +30,6 @@ class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The names of what its head tells apart, if the operator has given some."""
     prompt: str = ""
     """The name of the model's prompt that is written before texts for which a request names none."""
-    pinned: bool = False
-    """Whether it stays loaded, however long nobody asks for it."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -29,9 +29,7 @@ def write_adapter(folder: Path, shift: int) -> Path:
     return folder
 
 
-def adapter(
-    folder: Path, name: str = "", *, invocation: tuple[int, ...] = (), pinned: bool = False
-) -> Adapter:
+def adapter(folder: Path, name: str = "", *, invocation: tuple[int, ...] = ()) -> Adapter:
     return Adapter(
         name=name or folder.name,
         digest=adapter_digest(folder),
@@ -39,7 +37,6 @@ def adapter(
         stamp=stamp_of(folder),
         root=str(folder),
         invocation=invocation,
-        pinned=pinned,
     )
 
 

@@ -1,7 +1,7 @@
 """The one owner of an engine's adapters: which are known, which are being loaded, which the workers have.
 
 An adapter is known while a name refers to it, or a request needs it. The workers have room for so many at a
-time: if another one is wanted, the one goes that was used longest ago, but none that is pinned or in use.
+time: if another one is wanted, the one goes that was used longest ago, but none that is in use.
 One that was just used stays a while in which others run, so that the load pays: with one adapter more than
 places, each in turn, every request would need one. Requests whose adapter is not there wait here, outside
 of the scheduler, so they hold nobody up; the adapter is loaded first that a request of the best rank waits
@@ -277,8 +277,6 @@ class AdapterTable:
                 number = victim.number
                 self._give_up(victim)  # it goes when the other one is entered in its place
                 self._begin_load(self._first_wanted(), number)
-            elif all(one.adapter.pinned for one in self._known.values() if one.number):
-                self._fail(self._first_wanted(), f"all {self._most} places of --max-cpu-loras are pinned")
             else:
                 return
         if not self._wanted:
@@ -310,7 +308,7 @@ class AdapterTable:
 
     def _close_one(self) -> None:
         """Have one of the worst rank, or with the fewest sequences, take no more: its place is wanted."""
-        loaded = [one for one in self._known.values() if one.facts is not None and not one.adapter.pinned]
+        loaded = [one for one in self._known.values() if one.facts is not None]
         if loaded and not any(one.is_closing for one in loaded):
             self._passed = 0
             min(loaded, key=lambda one: (-one.rank, one.users, one.used)).is_closing = True

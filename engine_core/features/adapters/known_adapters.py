@@ -65,9 +65,7 @@ def idlest(adapters: Iterable[KnownAdapter]) -> KnownAdapter | None:
     idle = [
         one
         for one in adapters
-        if one.number
-        and not one.users
-        and (one.is_closing or not (one.adapter.pinned or one.waiting or one.untold))
+        if one.number and not one.users and (one.is_closing or not (one.waiting or one.untold))
     ]
     return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
 

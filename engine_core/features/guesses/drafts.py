@@ -47,8 +47,6 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, core: Scheduler) -> Dr
                 "states on GPUs, with experts shared by replicas, or in stages with --kv-cache-dir"
             )
         return None
-    if options.rates:
-        _log.warning("guesses hold by chance (rejection_sample_method synthetic): answers mean nothing")
     core.pace.most_tokens = 1 + options.most
     guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, core.pace.line)
     return Drafts(guesser, facts, core, staged=config.pipeline_parallel_size > 1)

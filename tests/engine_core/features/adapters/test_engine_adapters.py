@@ -191,19 +191,6 @@ def test_files_that_changed_are_not_loaded_under_the_old_digest(bench: Callable[
     assert "its files have changed since" in failed.message
 
 
-def test_pinned_ones_stay_and_may_not_be_all(bench: Callable[..., Bench]) -> None:
-    one = bench(**AWAY)
-    a, b = one.adapter("a", 1, pinned=True), one.adapter("b", 2)
-    c, d = one.adapter("c", 3, pinned=True), one.adapter("d", 4)
-    one.load(a, b, c)
-    assert one.loaded == ["a", "b", "c"]
-    one.add(1, a)
-    one.run()
-    assert one.loaded == ["a", "b", "c"]
-    one.load(d)
-    assert one.states[-1].error == "all 2 places of --max-cpu-loras are pinned"
-
-
 def test_unloading_lets_requests_finish(bench: Callable[..., Bench]) -> None:
     one = bench()
     a = one.adapter("a", 1)
