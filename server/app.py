@@ -19,7 +19,7 @@ from server.batches.app_call import OwnerCalls
 from server.batches.folder import Folder
 from server.batches.responses import KeptResponses
 from server.batches.runner import Runner
-from server.errors import ANTHROPIC, OLLAMA, TGI
+from server.errors import ANTHROPIC, OLLAMA
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
@@ -48,7 +48,6 @@ from server.routes import (
     plugged_pooling,
     pooling,
     tei,
-    tgi,
 )
 from server.routes.adapters import loading
 from server.routes.adapters.adapter_choice import AdapterChoice
@@ -81,7 +80,6 @@ _ANTHROPIC_ERROR = _object(
     "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
 )
 _OLLAMA_ERROR = _object("error", error=_TEXT)
-_TGI_ERROR = _object("error error_type", error=_TEXT, error_type=_TEXT)
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
@@ -105,7 +103,7 @@ def _error_schema(path: str) -> dict[str, Any]:
         return _ANTHROPIC_ERROR
     if path.startswith(OLLAMA):
         return _OLLAMA_ERROR
-    return _TGI_ERROR if path in TGI else _ERROR
+    return _ERROR
 
 
 def _document(operation: dict[str, Any], path: str, schemas: dict[str, Any]) -> None:
@@ -142,7 +140,7 @@ _ROUTES = (
 )
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
-    *(pooling.scores, tei.router, tgi.router, models.tokenizer, page.events),
+    *(pooling.scores, tei.router, models.tokenizer, page.events),
 ]
 OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ollama_models)]
 

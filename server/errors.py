@@ -44,9 +44,6 @@ ANTHROPIC = "/v1/messages"
 OLLAMA = "/api/"
 """The beginning of the paths of Ollama's API."""
 
-TGI = ("/generate", "/generate_stream")
-"""The paths of text-generation-inference."""
-
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -233,9 +230,6 @@ def error_body(error: ApiError, path: str) -> dict[str, object]:
         return anthropic_error(error.status, error.message)
     if path.startswith(OLLAMA):
         return {"error": error.sentence}
-    if path in TGI:
-        kind = "validation" if error.status < 500 else "overloaded" if error.status == 503 else "generation"
-        return {"error": error.sentence, "error_type": "overloaded" if error.status == 429 else kind}
     return error.body()
 
 

@@ -41,7 +41,6 @@ from server.api.tei import (
     SimilarityRequest,
     TextsRequest,
 )
-from server.api.tgi import GenerateRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import BadRequest, too_many
 from server.model_facts import Facts
@@ -251,7 +250,6 @@ OLLAMA_CHAT = _conversation("ollama_chat", OllamaChatRequest, other_apis.read_ol
 OLLAMA_GENERATE = _conversation(
     "ollama_generate", OllamaGenerateRequest, other_apis.read_ollama, Conversation
 )
-GENERATE = Reading("generate", GenerateRequest, other_apis.read_generate, list[Prompt])
 TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
@@ -309,8 +307,6 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/rerank": RERANK,
     "/v1/rerank": RERANK,
     "/v2/rerank": RERANK,
-    "/generate": GENERATE,
-    "/generate_stream": GENERATE,
     "/api/chat": OLLAMA_CHAT,
     "/api/generate": OLLAMA_GENERATE,
     "/api/embed": OLLAMA_EMBED,

@@ -11,15 +11,12 @@ from server.api.chat import ChatRequest
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.ollama.requests import OllamaAnswering, OllamaGenerateRequest
-from server.api.tgi import GenerateRequest
 from server.errors import BadRequest
 from server.reading.prompts import (
     Conversation,
-    Prompt,
     ReadingContext,
     encode_conversation,
     read_chat,
-    read_completion,
     read_raw,
     write_chat,
 )
@@ -53,10 +50,6 @@ def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
         return read_raw(body.prompt or "", body.chat, context)
     chat, most = _arranged(body.chat, context), body.asked.window(context.facts.max_model_len)
     return read_chat(chat, context) if body.truncate is False else _read_fitting(chat, context, most)
-
-
-def read_generate(body: GenerateRequest, context: ReadingContext) -> list[Prompt]:
-    return read_completion(body.completion, context)
 
 
 def count_tokens(body: Asks, context: ReadingContext) -> int:

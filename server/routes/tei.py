@@ -1,11 +1,15 @@
-"""The endpoints of text-embeddings-inference: /embed and its kin, /predict, /similarity and /info."""
+"""The endpoints of text-embeddings-inference: /embed and its kin, /predict, /similarity and /info, and
+what is posted to `/` there."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import version
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Message
 
 from server.access.client_identity import require_right
 from server.api.scores import best_first
@@ -17,15 +21,17 @@ from server.api.tei import (
     PredictRequest,
     SimilarityRequest,
 )
-from server.http.endpoint import Endpoint
+from server.http.endpoint import Endpoint, read_body
 from server.http.sse import encode
-from server.model_facts import GENERATE, Facts, require_task
+from server.model_facts import Facts, no_task, require_task
 from server.reading.body_table import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, Reading, ReadTexts
 from server.requests.spaces import usual_space
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
+from server.routes import pooling
 from server.routes.pooling import label_of
 from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
 from server.routes.request_context import (
+    ENTRY,
     cancelled_when_client_leaves,
     frontend_of,
     read_texts,
@@ -103,18 +109,9 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
 
 @router.get("/info", dependencies=[Depends(require_ready)])
 async def info(request: Request) -> Response:
-    """Describe the model in the words of text-embeddings-inference, and of text-generation-inference."""
+    """Describe the model in the words of text-embeddings-inference."""
     facts = frontend_of(request).facts
     worker = facts.ready.worker
-    of_generation = {
-        "model_device_type": worker.device,
-        "max_input_tokens": facts.max_model_len - 1,
-        "max_total_tokens": facts.max_model_len,
-        "max_best_of": 1,
-        "max_stop_sequences": facts.limits.stop_strings,
-        "validation_workers": 1,
-        "router": "facet",
-    }
     return JSONResponse(
         {
             "model_id": facts.root,
@@ -131,7 +128,6 @@ async def info(request: Request) -> Response:
             "version": version("facet-serve"),
             "tasks": facts.tasks,
             "embedding_space": str(space) if (space := usual_space(facts)) else None,
-            **(of_generation if GENERATE in facts.tasks else {}),
         }
     )
 
@@ -146,3 +142,53 @@ def _model_type(facts: Facts) -> dict[str, object] | str:
         modes = facts.pooling.modes
         return {"embedding": {"pooling": "+".join(modes).lower() or "default"}}
     return facts.tasks[0]
+
+
+class _Posted(msgspec.Struct):
+    """The fields of a body that say which endpoint it is for."""
+
+    inputs: msgspec.Raw = msgspec.Raw(b"")
+    texts: msgspec.Raw = msgspec.Raw(b"")
+
+
+_ENDPOINTS = {
+    route.path: route
+    for each in (router, pooling.scores)
+    for route in each.routes
+    if isinstance(route, Endpoint)
+}
+
+
+@router.post("/", dependencies=ENTRY)
+async def post_root(request: Request) -> Response:
+    """Answer as /rerank, /similarity, /embed or /predict does, by the body's fields and what the model does.
+
+    Hugging Face's `InferenceClient(model=URL)` posts here."""
+    raw = bytes(await read_body(request.receive))
+    given = False
+
+    async def receive() -> Message:
+        nonlocal given
+        if given:
+            return await request.receive()
+        given = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    path = _path_for(raw, frontend_of(request).facts.tasks)
+    return await _ENDPOINTS[path].respond(Request(request.scope, receive))
+
+
+def _path_for(raw: bytes, tasks: Collection[str]) -> str:
+    """Returns the path of the endpoint that a body is for, which refuses the body if it cannot be read."""
+    try:
+        posted = msgspec.json.decode(raw, type=_Posted)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        posted = _Posted()
+    if bytes(posted.texts):
+        return "/rerank"
+    if bytes(posted.inputs).startswith(b"{"):
+        return "/similarity"
+    for task, path in (("embed", "/embed"), ("classify", "/predict")):
+        if task in tasks:
+            return path
+    raise no_task("embed", tasks)

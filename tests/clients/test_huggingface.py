@@ -35,19 +35,7 @@ def test_vectors_by_the_address_of_text_embeddings_inference(demo: LiveServer) -
     assert scores[0] == pytest.approx(1, abs=1e-4) and scores[1] < scores[0]
 
 
-def test_text_generation_by_the_address_of_the_server(demo: LiveServer) -> None:
-    client = hub.InferenceClient(model=demo.url, api_key="-")
-    whole = client.text_generation("The capital of France is", max_new_tokens=8)
-    parts = client.text_generation("The capital of France is", max_new_tokens=8, stream=True)
-    assert whole and "".join(parts) == whole
-    told = client.text_generation("The capital of France is", max_new_tokens=8, details=True, stop=["."])
-    assert told.details.generated_tokens == len(told.details.tokens)
-    assert told.details.finish_reason in ("length", "eos_token", "stop_sequence")
-    last = [*client.text_generation("The", max_new_tokens=3, details=True, stream=True)][-1]
-    assert last.generated_text and last.details.finish_reason
-
-
-def test_other_tasks_by_the_address_of_the_server(demo: LiveServer) -> None:
+def test_tasks_by_the_address_of_the_server(demo: LiveServer) -> None:
     client = hub.InferenceClient(model=demo.url, api_key="-")
     assert client.feature_extraction(["Hello", "Good day"]).shape[0] == 2
     scores = client.sentence_similarity("Hello", other_sentences=["Hello", "It rains."])
