@@ -99,7 +99,7 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     outputs: tuple[Task, ...] = ()
     """Other tasks that are answered from the same hidden states. All are for vectors then."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Pieces of the text, by positions, each of which gets a vector where the text would get one."""
+    """The task ner: the positions of labels and words, from one to another."""
     labels: int = 0
     """The task ner: the number of labels. The first spans, so many, are theirs, the others those of words."""
     query: bool = False

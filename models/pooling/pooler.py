@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -52,7 +51,7 @@ class PoolingLike(Protocol):
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:
-        """Pieces of the text, from one position to another, each of which gets a vector of its own."""
+        """The task ner: the pieces of the text, from one position to another, that are labels or words."""
         ...
 
     @property
@@ -73,24 +72,18 @@ class PoolBatch:
     hidden: Tensor  # [N, H]: hidden states
     segments: Segments  # P sequences
     params: Sequence[PoolingLike]
-    pieces: Pieces | None = None  # None: each sequence is merged to one row
+    pieces: Pieces | None = None  # of the task ner alone
     counted: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
     """The rows whose vectors count, counted from the first of a sequence, for those where not all do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The rows of which merged ones are made, where a sequence may have several."""
+    """The rows of which those of labels and words are made, several of each sequence."""
 
     segments: Segments
     counts: Sequence[int]
     """The number of pieces of each sequence."""
-
-    def of(self, members: Sequence[int]) -> tuple[Segments, list[int]]:
-        """The pieces of some sequences, and their numbers."""
-        ends = list(accumulate(self.counts))
-        chosen = [at for i in members for at in range(ends[i] - self.counts[i], ends[i])]
-        return self.segments.of(chosen), [self.counts[i] for i in members]
 
 
 class Rows(Protocol):
@@ -288,10 +281,8 @@ class TaskHead:
             rows = ops.apart(lambda part: before(part.float()), rows, lengths)
         counts = lengths
         if isinstance(self.rows, Merged | Weighed):
-            counts = [1] * len(members)
-            if batch.pieces is not None:
-                chosen, counts = batch.pieces.of(members)
-            rows, lengths = self.rows(rows, chosen), [1] * sum(counts)
+            rows = self.rows(rows, chosen)
+            lengths = counts = [1] * len(members)
         if project is not None:
             rows = ops.apart(lambda part: project(part.float()), rows, lengths)
         return rows.float(), counts
@@ -340,7 +331,7 @@ class Pooler(nn.Module):
 
     def needed_positions(self, params: PoolingLike, tokens: Sequence[int]) -> Sequence[int]:
         """The positions of a sequence of these tokens whose hidden states `forward` must get, in order."""
-        if params.outputs or params.spans:
+        if params.outputs:
             return range(len(tokens))
         return self._head(params.task).rows.needed_positions(tokens, query=params.query)
 
@@ -359,23 +350,19 @@ class Pooler(nn.Module):
     def forward(self, batch: PoolBatch) -> list[Tensor]:
         """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D].
 
-        A sequence has an answer for its task, and behind it one for each of its other outputs. If it has
-        spans, its merged answers are [spans, D]. A sparse head answers with the weights of all tokens: [V] of
-        the vocabulary, or [L, 1] of the text.
+        A sequence has an answer for its task, and behind it one for each of its other outputs. A sparse head
+        answers with the weights of all tokens: [V] of the vocabulary, or [L, 1] of the text.
         """
         found: dict[int, Tensor] = {}
         for (task, use_activation, dimensions), asked in _alike(batch.params).items():
             head, members = self._head(task), [member for _, member in asked]
             pooled, counts = head.pool(batch, members)
             finished = head.finish(pooled, use_activation, dimensions)
-            simple = head.is_merged and batch.pieces is None
-            pieces = finished if simple else finished.split(counts)
-            for (place, member), piece in zip(asked, pieces, strict=True):
-                params = batch.params[member]
+            answers = finished if head.is_merged else finished.split(counts)
+            for (place, member), answer in zip(asked, answers, strict=True):
                 if head.reduce is not None:
-                    piece = head.reduce(piece, params.query)
-                is_one = head.is_merged and not simple and not params.spans
-                found[place] = piece[0] if is_one else piece
+                    answer = head.reduce(answer, batch.params[member].query)
+                found[place] = answer
         return [found[place] for place in range(len(found))]
 
     def _head(self, task: str) -> TaskHead:

@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from server.api.dialects.bodies import read_dialects
-from server.api.dialects.jina import join_pieces
 from server.api.fields import (
     FIRST_ERROR,
     MEANINGLESS,
@@ -25,11 +24,9 @@ from server.api.fields import (
     read_sources,
 )
 from server.api.messages import Message, Messages, TemplateOptions, picture_alone
-from server.api.piece_fields import PieceFields
 from server.api.shared_fields import RequestBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
-from server.requests.pieces import Span
 from server.requests.pooling import (
     QUERIES,
     PoolingParams,
@@ -181,12 +178,10 @@ class TextBody(PoolingBody, TemplateOptions):
         return ""
 
 
-class VectorsBody(TextBody, PieceFields):
+class VectorsBody(TextBody):
     """Fields for the instruction that texts are read with, and for the form of their vectors."""
 
     unsupported = UNSUPPORTED
-    bounds = TextBody.bounds
-    stand_ins = {**TextBody.stand_ins, "spans": None, "chunking": None, "span_unit": None}
 
     modality: Literal["text", "image"] = Field(
         default="text", description="image: each of `input` is the URL of a picture, as Infinity has it."
@@ -223,16 +218,6 @@ class VectorsBody(TextBody, PieceFields):
             raise BadRequest(
                 "Prompts are written before texts only, not before ids or messages.", "prompt_name"
             )
-        return self
-
-    @model_validator(mode="after")
-    def check_cut_texts(self) -> Self:
-        if (self.spans or self.chunking) and (self.messages or self.modality == "image"):
-            raise BadRequest(
-                "Texts and token ids are cut into pieces, and not messages or pictures.", "spans"
-            )
-        if (self.spans or self.chunking) and self.encoding_format in ("bytes", "bytes_only"):
-            raise BadRequest("An answer of bytes has no place for pieces. Use float or base64.", "spans")
         return self
 
     @model_validator(mode="after")
@@ -278,15 +263,12 @@ class VectorsBody(TextBody, PieceFields):
 
 
 class EmbeddingRequest(VectorsBody):
+    unsupported = {**UNSUPPORTED, "late_chunking": (False,)}
+
     @model_validator(mode="before")
     @classmethod
     def read_dialects(cls, body: object) -> object:
-        return join_pieces(read_dialects(body)) if isinstance(body, dict) else body
-
-    late_chunking: Flag = Field(
-        default=False,
-        description="Read the inputs as the pieces of one text, each of which gets a vector, as Jina has it.",
-    )
+        return read_dialects(body) if isinstance(body, dict) else body
 
     def params(self) -> PoolingParams:
         return self.vector_params("embed")
@@ -335,8 +317,6 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: msgspec.Raw | UnsetType = UNSET
     sparse: msgspec.Raw | UnsetType = UNSET
     tokens: msgspec.Raw | UnsetType = UNSET
-    spans: list[Span] | UnsetType = UNSET
-    """The pieces of which `embedding` has a vector each."""
 
 
 class PoolingData(msgspec.Struct, kw_only=True):
@@ -344,7 +324,6 @@ class PoolingData(msgspec.Struct, kw_only=True):
     object: str = "pooling"
     data: msgspec.Raw | dict[str, msgspec.Raw]
     """By output, if the request names some."""
-    spans: list[Span] | UnsetType = UNSET
 
 
 class Classification(msgspec.Struct, kw_only=True):

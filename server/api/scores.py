@@ -18,7 +18,6 @@ from server.errors import BadRequest
 from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
 from server.requests.labels.entities import MOST_LABELS, Entity, EntityOptions
-from server.requests.labels.zero_shot import TEMPLATE
 from server.requests.pooling import NO_TRUNCATION, PoolingParams, Source, Truncation
 from server.requests.scoring import Pairs, ScoreOptions, Side
 
@@ -166,13 +165,8 @@ class ClassifyRequest(TextBody):
     stand_ins = {**TextBody.stand_ins, "labels": None}
 
     labels: Annotated[list[Text], Field(min_length=1), FIRST_ERROR] | None = optional(
-        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP; "
-        "or classes, by models that tell whether a text entails a sentence."
+        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP."
     )
-    hypothesis_template: Text | None = optional(
-        f"The sentence about a label, in the place of {{}}, that a text may entail. Default: {TEMPLATE}"
-    )
-    multi_label: Flag = Field(default=False, description="Whether several labels may be true of a text.")
 
     @property
     def sources(self) -> list[Source]:
@@ -185,8 +179,6 @@ class ClassifyRequest(TextBody):
 
     @model_validator(mode="after")
     def check_labels(self) -> Self:
-        if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
-            raise BadRequest("`hypothesis_template` and `multi_label` are for `labels`; give some.", "labels")
         if self.labels is not None and self.use_activation is not None:
             raise BadRequest("The scores of `labels` are probabilities; leave it out.", "use_activation")
         return self

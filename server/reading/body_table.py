@@ -28,7 +28,6 @@ from server.api.pooling_bodies import (
     PicturesRequest,
     PoolingRequest,
     TextBody,
-    VectorsBody,
 )
 from server.api.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
@@ -47,12 +46,11 @@ from server.model_facts import Facts
 from server.reading import other_apis, prompts
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
-from server.requests.labels.entities import read_entity_texts
-from server.requests.labels.zero_shot import TEMPLATE, read_labelled
-from server.requests.pieces import Span, cut_items, read_in_windows
+from server.requests.labels.entities import Span, read_entity_texts
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.spaces import NONE, prompt_part, short_digest
+from server.requests.windows import read_in_windows
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
@@ -93,17 +91,18 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     many: bool = True
     """Whether the texts came in a list, as the answer then does."""
     spans: list[list[Span]] = []
-    """The pieces of each text that get a vector each, if the texts are cut."""
+    """The words of each text in which entities are looked for."""
 
 
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     facts = context.facts
     if isinstance(body, ClassifyRequest) and body.labels and facts.ready.worker.cosine_scores is None:
-        if body.messages:
-            raise BadRequest("With `labels`, texts come as `input`, not as `messages`.", "messages")
-        template, cut = body.hypothesis_template or TEMPLATE, body.truncation(facts)
-        texts = body.input or []
-        return ReadTexts(read_labelled(texts, body.labels, template, cut, facts, context.tokenizer))
+        own = ", ".join(facts.pooling.labels[:8]) or "without names"
+        raise BadRequest(
+            "`labels` are for models that compare pictures with texts, such as CLIP; this one has labels of "
+            f"its own: {own}.",
+            "labels",
+        )
     params = body.params().resolve(facts)
     if isinstance(body, TextBody | CohereRequest) and (conversations := body.conversations()):
         return _read_conversations(conversations, body, params, context)
@@ -116,10 +115,7 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     )
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
     told = prompt_part(prompt, special=special) if isinstance(sources[0], str) else "ids"
-    items, spans = texts.read_all(sources, params), list[list[Span]]()
-    if isinstance(body, VectorsBody) and (cutting := body.cutting(sources)) is not None:
-        items, spans = cut_items(cutting, items, sources, texts)
-    return ReadTexts(read_in_windows(items, facts), repeated, told, spans=spans)
+    return ReadTexts(read_in_windows(texts.read_all(sources, params), facts), repeated, told)
 
 
 def _read_conversations(
@@ -183,8 +179,6 @@ def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
     """The characters that a template or an instruction adds to the texts."""
     if isinstance(body, TextBody) and (conversations := body.conversations()):
         return work_of_template(body, context) + len(conversations) * context.tokenizer.chat.overhead
-    if isinstance(body, ClassifyRequest) and body.labels:
-        return len(body.labels) * sum(map(len, body.sources))
     if context.facts.pooling.texts.chat is not None:
         return len(body.sources) * context.tokenizer.chat.overhead
     longest_prompt = max(map(len, context.facts.pooling.texts.prompts.values()), default=0)

@@ -215,12 +215,6 @@ class TextReader:
         keep, most = self.truncation.keep, self.facts.pooling.texts.most_tokens(query=params.query)
         return keep if keep is None or most is None else min(keep, most)
 
-    def written(self, text: str) -> tuple[str, int]:
-        """What is tokenized of a text, and where in it the text begins."""
-        whole = self._with_form(text)
-        found = whole.find(text)
-        return (whole.lower() if self.facts.pooling.texts.lower_case else whole), max(0, found)
-
     def _written(self, text: str, index: int) -> str:
         written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:

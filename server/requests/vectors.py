@@ -35,11 +35,6 @@ def as_array(vectors: Vectors) -> Floats:
     return np.frombuffer(vectors.data, dtype="<f4").reshape(vectors.shape)
 
 
-def rows_of(vectors: Vectors) -> list[Vectors]:
-    """The vectors of a text's pieces, one by one."""
-    return [Vectors(row.tobytes(), row.shape) for row in as_array(vectors)]
-
-
 @dataclass(frozen=True, slots=True)
 class VectorForm:
     """The form of the vectors of an answer, all of which have the same ranges."""

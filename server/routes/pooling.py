@@ -38,7 +38,6 @@ from server.reading.body_table import (
     Reading,
     ReadTexts,
 )
-from server.requests.labels.zero_shot import entailed_probs
 from server.requests.pooling import Item
 from server.requests.scoring import Compared
 from server.requests.vectors import (
@@ -47,7 +46,6 @@ from server.requests.vectors import (
     as_json,
     by_task,
     label_probs,
-    rows_of,
     sparse_json,
 )
 from server.routes.pooling_call import (
@@ -91,7 +89,6 @@ async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Readi
             embedding=written.get("embed", UNSET),
             sparse=written.get("sparse_embed", UNSET),
             tokens=written.get("token_embed", UNSET),
-            spans=found.spans[index] if found.spans and not body.late_chunking else UNSET,
         )
 
     return await _pool(call, body, found.items, entry)
@@ -113,9 +110,8 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
-        spans = found.spans[index] if found.spans else UNSET
         named = {NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
-        return bodies.PoolingData(index=index, data=named or next(iter(written.values())), spans=spans)
+        return bodies.PoolingData(index=index, data=named or next(iter(written.values())))
 
     return await _pool(call, body, found.items, entry)
 
@@ -126,20 +122,13 @@ async def classify(body: EitherClassify, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
     call = PoolingCall(request, body, "classify-")
     learned = call.facts.ready.worker.cosine_scores
-    if learned is not None and (body.labels is None or body.multi_label or body.hypothesis_template):
+    if learned is not None and body.labels is None:
         raise BadRequest(
-            "This model compares: give `labels`, whole texts that each input is compared with, and no "
-            "`hypothesis_template` nor `multi_label`.",
-            "labels",
+            "This model compares: give `labels`, whole texts that each input is compared with.", "labels"
         )
     vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
-    if body.labels is not None:
-        count = len(body.labels)
-        if learned is not None:
-            probs = label_probs(vectors, count, learned)
-        else:
-            probs = entailed_probs(vectors, count, call.facts, multi_label=body.multi_label)
-        found, labels = list(probs), body.labels
+    if body.labels is not None and learned is not None:
+        found, labels = list(label_probs(vectors, len(body.labels), learned)), body.labels
     else:
         found, labels = [as_array(one) for one in vectors], call.facts.pooling.labels
     if isinstance(body, InfinityClassify):
@@ -209,8 +198,6 @@ async def _pool(
             "encoding_format",
         )
     vectors = await call.run(items)
-    if isinstance(body, bodies.EmbeddingRequest) and body.late_chunking:
-        vectors = [each for one in vectors for each in rows_of(one)]
     if is_bytes:
         return await maybe_in_thread(lambda: _bytes(call, body, vectors), len(vectors) > FEW_VECTORS)
     outputs = [by_task(one, params) for one in vectors]

@@ -25,10 +25,10 @@ from server.http.middleware import Attributes
 from server.http.sse import encode
 from server.model_facts import OUTPUTS, POOLING, no_scores, no_task, require_task
 from server.reading.body_table import PoolingRequestBody, ReadTexts
-from server.requests.pieces import join_windows
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
+from server.requests.windows import join_windows
 from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
 from worker.protocol import Pooling, Task, Vectors
 

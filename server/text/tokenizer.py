@@ -209,11 +209,6 @@ class Tokenizer:
         encodings = self._model.encode_batch([[*words] for words in texts], is_pretokenized=True)
         return [(encoding.ids, encoding.word_ids) for encoding in encodings]
 
-    def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
-        """The characters of each token; of a special one, none."""
-        found = self._model.encode(text, add_special_tokens=add_special_tokens).offsets
-        return [*[(0, 0)] * len(self._prefix), *found] if add_special_tokens else found
-
     def cut_text(self, text: str, tokens: int) -> str:
         """The beginning of a text that has that many tokens."""
         offsets = self._model.encode(text, add_special_tokens=False).offsets

@@ -1,4 +1,4 @@
-"""Jina's fields of /v1/embeddings: task, embedding_type, late_chunking, truncate, and objects as inputs."""
+"""Jina's fields of /v1/embeddings: task, embedding_type, truncate, and objects as inputs."""
 
 from __future__ import annotations
 
@@ -49,28 +49,3 @@ def read_inputs(body: dict[str, Any]) -> dict[str, Any]:
         if inputs and all(isinstance(one, dict) and [*one] == [name] for one in inputs):
             return {**body, "input": [one[name] for one in inputs], "modality": modality}
     return body
-
-
-def join_pieces(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with one text in the place of the inputs, which are its pieces, if `late_chunking` says so.
-
-    Pieces are joined by a space where neither of them has one.
-    """
-    pieces = body.get("input")
-    pieces = [pieces] if isinstance(pieces, str) else pieces
-    if body.get("late_chunking") is not True:
-        return body
-    if not isinstance(pieces, list) or not pieces or not all(isinstance(one, str) and one for one in pieces):
-        raise BadRequest("With `late_chunking`, `input` is a list of the pieces of a text.", "input")
-    if any(body.get(name) for name in ("spans", "chunking", "outputs")):
-        raise BadRequest(
-            "`late_chunking` says what the pieces are: leave out `spans`, `chunking` and `outputs`.",
-            "late_chunking",
-        )
-    text, spans = "", list[list[int]]()
-    for piece in map(str, pieces):
-        apart = text and not text[-1].isspace() and not piece[0].isspace()
-        start = len(text) + bool(apart)
-        text += f" {piece}" if apart else piece
-        spans.append([start, len(text)])
-    return {**body, "input": text, "spans": spans}

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from models.pooling.entity_files import EntityFacts
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts, no_task
-from server.requests.pieces import Span
 from server.requests.pooling import TEXTS_AT_ONCE, Item
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
@@ -28,6 +27,7 @@ _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 """A word as the library gliner divides texts."""
 
 Floats = NDArray[np.float32]
+Span = tuple[int, int]
 
 
 class Entity(msgspec.Struct, frozen=True, gc=False):

@@ -117,28 +117,6 @@ def test_pickles_beside_a_checkpoint_are_not_run(tmp_path: Path) -> None:
         load_pooled(tmp_path)
 
 
-# Late chunks
-
-
-@pytest.mark.parametrize("mode", ["MEAN", "CLS", "LAST", "MAX"])
-def test_spans_are_pooled_as_their_tokens(mode: str, tmp_path: Path) -> None:
-    tiny_checkpoint("BertModel", tmp_path)
-    texts = tokens_of(tmp_path)
-    model = load_pooled(tmp_path, pooler_config={"pooling_type": mode})
-    raw = pool(model, texts, Params("token_embed", use_activation=False))
-    merge = {
-        "MEAN": lambda rows: rows.mean(0),
-        "CLS": lambda rows: rows[0],
-        "LAST": lambda rows: rows[-1],
-        "MAX": lambda rows: rows.amax(0),
-    }[mode]
-    spans = ((0, 3), (2, 7), (1, 2))
-    whole, *pieces = pool(model, [texts[1], texts[2]], [Params(), Params(spans=spans)])
-    assert_near(whole, nn.functional.normalize(merge(raw[1]), dim=-1))
-    expected = [nn.functional.normalize(merge(raw[2][start:stop]), dim=-1) for start, stop in spans]
-    assert_near(pieces[0], torch.stack(expected))
-
-
 def test_an_encoder_without_such_a_head_is_named(tmp_path: Path) -> None:
     tiny_checkpoint("ElectraForMaskedLM", tmp_path)
     with pytest.raises(ConfigError, match="head for masked tokens"):

@@ -50,8 +50,7 @@ async def test_bits(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"late_chunking": True, "chunking": {"size": 2}}, "leave out `spans`"),
-        ({"late_chunking": True, "input": [[1, 2]]}, "the pieces of a text"),
+        ({"late_chunking": True}, "late_chunking"),
         ({"output_dtype": "int3"}, "float, int8, uint8"),
         ({"embedding_type": ["binary"]}, "POST /v2/embed"),
         ({"task": "code.query"}, "no prompt named"),
@@ -71,24 +70,6 @@ async def test_paths_of_infinity(client: httpx.AsyncClient) -> None:
     one, other = [await post(client, path, input="a", model="tiny") for path in (EMBED, "/embeddings")]
     assert one["data"] == other["data"]
     assert (await client.get("/models")).json()["data"] == (await client.get("/v1/models")).json()["data"]
-
-
-async def test_pieces_of_one_text_as_jina_sends_them(
-    client: httpx.AsyncClient, frontend: FakeFrontend
-) -> None:
-    """Each input gets the vector of its tokens in the whole text."""
-    frontend.serve("embed", pooling=PoolingConfig())
-    frontend.answer_of = lambda item: vectors([[start, stop] for start, stop in item.params.spans])
-    for inputs in (["ab", "c", "def"], ["ab ", "c", " def"]):
-        answer = await post(client, EMBED, input=inputs, late_chunking=True)
-        assert frontend.pooled_tokens() == [[BOS, *b"ab c def"]]
-        spans = [entry["embedding"] for entry in answer["data"]]
-        assert spans == ([[1, 3], [4, 5], [6, 9]] if inputs[0] == "ab" else [[1, 4], [4, 5], [5, 9]])
-        assert [(entry["index"], "spans" in entry) for entry in answer["data"]] == [
-            (0, False),
-            (1, False),
-            (2, False),
-        ]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from fake_api import post, refusal
-from fake_frontend import BOS, FakeFrontend, vectors
+from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import Mode
@@ -162,67 +162,12 @@ async def test_sparse_vectors_are_compared(client: httpx.AsyncClient, frontend: 
     assert [entry["score"] for entry in found["data"]] == [4.25, 4.25]
 
 
-# Pieces of texts
-
-
-def piecewise(item: Item) -> Vectors:
-    """The sum of the tokens of each span, or of all."""
-    tokens = unpack(item.tokens)
-    spans = item.params.spans
-    return vectors([[sum(tokens[start:stop])] for start, stop in spans] if spans else [sum(tokens), 0])
-
-
-@pytest.mark.parametrize(
-    ("body", "expected", "spans"),
-    [
-        ({"spans": [[0, 2], [1, 4]]}, [[97 + 98], [98 + 99 + 100]], [[0, 2], [1, 4]]),
-        ({"spans": [[0, 2], [2, 5]], "span_unit": "tokens"}, [[BOS + 97], [98 + 99 + 100]], [[0, 2], [2, 5]]),
-        (
-            {"chunking": {"size": 2, "overlap": 1}},
-            [[BOS + 97], [195], [197], [199]],
-            [[0, 1], [0, 2], [1, 3], [2, 4]],
-        ),
-        ({"chunking": {"size": 3}, "span_unit": "tokens"}, [[BOS + 195], [199]], [[0, 3], [3, 5]]),
-        ({"chunking": {"size": 99}}, [[BOS + 394]], [[0, 4]]),
-    ],
-)
-async def test_pieces(
-    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], expected: Any, spans: Any
-) -> None:
-    frontend.answer_of = piecewise
-    for path, field in ((EMBED, "embedding"), (POOL, "data")):
-        [entry] = (await post(client, path, input="abcd", **body))["data"]
-        assert (entry[field], entry["spans"]) == (expected, spans)
-    many = (await post(client, EMBED, input=[[7, 8, 9], [5, 6]], spans=[[[0, 3]], [[0, 1], [1, 2]]]))["data"]
-    assert [entry["embedding"] for entry in many] == [[[24]], [[5], [6]]]
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ({"spans": [[0, 5]]}, "within its 4 characters"),
-        ({"spans": [[2, 2]]}, "a start below its stop"),
-        ({"spans": [[-1, 2]]}, "a start below its stop"),
-        ({"spans": [[0, 6]], "span_unit": "tokens"}, "within its 5 tokens"),
-        ({"spans": []}, "a list of pairs"),
-        ({"spans": [[0, 1.5]]}, "a list of pairs"),
-        ({"spans": [[[0, 1]], [[0, 1]]]}, "has 2 lists, and there are 1 texts"),
-        ({"spans": [[0, 1]], "chunking": {"size": 2}}, "both cut the texts"),
-        ({"chunking": {"size": 2, "overlap": 2}}, "must be less than `size`"),
-        ({"span_unit": "tokens"}, "there are none"),
-        ({"spans": [[0, 1]], "outputs": ["tokens"]}, "have dense vectors"),
-        ({"spans": [[0, 1]], "truncate_prompt_tokens": 2}, "was cut"),
-        ({"spans": [[0, 1]], "encoding_format": "bytes"}, "no place for pieces"),
-    ],
-)
-async def test_pieces_that_there_are_not(
-    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], told: str
-) -> None:
-    assert told in (await refusal(client, EMBED, input="abcd", **body))["message"]
+def summed(item: Item) -> Vectors:
+    return vectors([sum(unpack(item.tokens)), 0])
 
 
 async def test_long_texts_are_read_in_windows(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.answer_of = piecewise
+    frontend.answer_of = summed
     long = [[1, 2, 3, 4, 5, 6, 7], [9]]
     cases: list[tuple[tuple[Mode, ...], list[list[int]], list[float]]] = [
         (("MEAN",), [[1, 2, 3], [4, 5, 6], [7]], [(6 * 3 + 15 * 3 + 7) / 7, 0]),
@@ -239,11 +184,4 @@ async def test_long_texts_are_read_in_windows(client: httpx.AsyncClient, fronten
     unit = msgspec.structs.replace(pooling, modes=("MEAN",), normalize=True)
     frontend.serve("embed", max_text_len=3, pooling=unit)
     assert (await post(client, EMBED, input=long[0]))["data"][0]["embedding"] == [1, 0]
-    pieces = (await post(client, EMBED, input=long[0], chunking={"size": 2, "overlap": 1}))["data"][0]
-    assert pieces["embedding"] == [[3], [5], [7], [9], [11], [13]]
-    assert frontend.pooled_tokens() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
-    assert (
-        "A piece of 4 tokens"
-        in (await refusal(client, EMBED, input=long[0], chunking={"size": 4}))["message"]
-    )
     assert "maximum context length is 8 tokens" in (await refusal(client, EMBED, input=[1] * 9))["message"]
