@@ -64,12 +64,8 @@ class Sequence:
     published: int = 0
     """The number of leading blocks of each table that need not be published (again)."""
     hashes: list[bytes] = field(default_factory=list)
-    state: int = -1
-    """The place of the remembered state from which its next step goes on, if it does."""
-    state_ends: list[int] = field(default_factory=list)
-    """The numbers of leading tokens after which its state is to be remembered, if the model has states."""
     newest_state: bytes = b""
-    """The hash under which the newest state of its answer is remembered."""
+    """The hash under which the newest state of its answer is remembered, if the model has states."""
 
     cached: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -174,6 +174,8 @@ class CacheManager:
         self.free_slots.append(seq.slot)
         in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
         self.pool.release([block for block in in_order if block != self._scratch])
+        if self.states is not None:
+            self.states.release(seq)
         for release in self._hooks.release:
             release(seq)
         seq.slot, seq.tables, seq.published = None, [], 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -31,6 +32,16 @@ class StepStates(NamedTuple):
 NO_STATES = StepStates()
 
 
+@dataclass(slots=True)
+class _Own:
+    """What is noted of a sequence that runs."""
+
+    source: int = -1
+    """The place of the remembered state from which its next step goes on, if it does."""
+    ends: list[int] = field(default_factory=list[int])
+    """The numbers of leading tokens after which its state is to be remembered."""
+
+
 class States:
     def __init__(self, count: int, block_size: int) -> None:
         self._block_size = block_size
@@ -39,6 +50,8 @@ class States:
         """Places of remembered states, the least recently used first."""
         self.published: dict[bytes, None] | None = None
         """Gets the name of each state that others can find, if somebody wants to know."""
+        self._own: dict[Sequence, _Own] = {}
+        """Sequences that run."""
         self._read: set[int] = set()
         """The places that the step that is planned now reads."""
 
@@ -86,21 +99,22 @@ class States:
         blocks that are known, where this prompt leaves another; and that of a prompt to be answered, for the
         next turn.
         """
-        size = self._block_size
+        size, own = self._block_size, _Own()
+        self._own[seq] = own
         if seq.computed:
             hash = seq.block_hash(seq.computed // size - 1, size)
-            seq.state = self._by_hash[hash]
+            own.source = self._by_hash[hash]
             self._by_hash.move_to_end(hash)
-            self._read.add(seq.state)
+            self._read.add(own.source)
         ends = [known_blocks * size]
         if isinstance(seq.request.params, Sampling):
             ends += [len(seq.tokens), _first_turn(seq.tokens, seq.request.params.stop_token_ids)]
-        seq.state_ends = sorted({end - end % size for end in ends if end - end % size > seq.computed})
+        own.ends = sorted({end - end % size for end in ends if end - end % size > seq.computed})
 
     def plan(self, seq: Sequence, count: int) -> StepStates:
         """What the row does that computes the next `count` tokens of a sequence."""
-        start, end = seq.computed, seq.computed + count
-        wanted = [each for each in seq.state_ends if start < each <= end]
+        start, end, own = seq.computed, seq.computed + count, self._own[seq]
+        wanted = [each for each in own.ends if start < each <= end]
         newest = end - end % self._block_size
         if start >= seq.prompt_len and newest > start and newest not in wanted:
             wanted.append(newest)
@@ -108,7 +122,7 @@ class States:
         for each in wanted[-MOST_KEPT:]:
             if (place := self.take()) is not None:
                 kept.append((each - start, place))
-        source, seq.state = seq.state, -1
+        source, own.source = own.source, -1
         return StepStates(source, tuple(kept)) if kept or source >= 0 else NO_STATES
 
     def plan_guessed(self, seq: Sequence, guesses: int) -> tuple[int, int] | None:
@@ -136,6 +150,10 @@ class States:
                 if seq.newest_state != hash and seq.newest_state in self._by_hash:
                     self._free.append(self._by_hash.pop(seq.newest_state))
                 seq.newest_state = hash
+
+    def release(self, seq: Sequence) -> None:
+        """Forget a sequence that runs no more, but not its states."""
+        self._own.pop(seq, None)
 
     def forget_all(self) -> None:
         self._free += self._by_hash.values()
