@@ -261,6 +261,11 @@ def quarantined(id: int) -> Failed:
     return Failed(id, 500, message, QUARANTINED)
 
 
+def lacks_memory(id: int) -> Failed:
+    """The answer to a request that does not fit into memory, though it is computed alone."""
+    return Failed(id, 503, "there is too little memory for this request now")
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The progress of an engine's start, or the news that it is asleep: its phase, and the share done."""
 

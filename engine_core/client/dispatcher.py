@@ -18,6 +18,7 @@ from engine_core.client.replica_table import ReplicaTable
 from engine_core.reason_codes import DEADLINE, Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 from worker.calls.messages import CallFailed, NoWorkers, results_of
+from worker.host.machine import kills_for_memory
 
 _TOKENS_IN_MESSAGE = 1 << 17
 """The most tokens of several requests in one message. An engine computes one while the next is written."""
@@ -55,6 +56,8 @@ class Dispatcher:
         self._restart_wait = restart_wait
         self._loop = asyncio.get_running_loop()
         self._quarantine = Quarantine()
+        self._kills = kills_for_memory()
+        """The processes that the system had killed for want of memory when an engine was lost last."""
         self._in_flight: dict[int, InFlight] = {}
         self._held: dict[int, asyncio.TimerHandle] = {}
         """The requests that no replica could take, in the order in which they came; timers refuse them."""
@@ -219,14 +222,18 @@ class Dispatcher:
         `ready` is what the replica had said of itself, or None if no request can be what ended it.
         """
         self._fail_calls(replica)
+        kills, self._kills = self._kills, kills_for_memory()
         orphans = [one for one in self._in_flight.values() if one.replica is replica]
         guilty = blame(orphans, ready) if ready is not None else None
         for one in orphans:
             take_back(one)
         if guilty is not None:
             orphans.remove(guilty)
-            self._quarantine.put(guilty.add)
-            self._answer(guilty, protocol.quarantined(guilty.id))
+            if self._kills > kills:  # it may fit when others need less, so it may be sent again
+                self._answer(guilty, protocol.lacks_memory(guilty.id))
+            else:
+                self._quarantine.put(guilty.add)
+                self._answer(guilty, protocol.quarantined(guilty.id))
         # Those that run alone run first, and the one that got nowhere at all is the likeliest to be found.
         orphans.sort(key=lambda one: (not one.add.alone, len(one.emitted) * one.add.alone, not one.emitted))
         if orphans:

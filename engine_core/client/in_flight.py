@@ -4,7 +4,7 @@ engine ends.
 Another engine takes it over then, unless it is to blame, and goes on behind the tokens that have come. Nobody
 says what an engine computed when it was killed, so all that it may have computed are suspects. One that was
 there twice, and got nowhere in between, runs alone in the next engine (`Add.alone`). If that engine ends too,
-the request is to blame, and is refused for a while, whoever sends it.
+the request is to blame, and is refused for a while, whoever sends it, unless memory had run out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from engine_core.grammar.matcher import GrammarError
-from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
+from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, lacks_memory, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.pace import Pace
@@ -99,8 +99,7 @@ class StepResults:
         if not behind and len(again) == 1 and set(planned.seqs) == set(again):
             [seq] = again
             self._end(seq)
-            short = Failed(seq.id, 503, "there is too little memory for this request now")
-            return {seq.key[0]: [short if short_of_memory else quarantined(seq.id)]}
+            return {seq.key[0]: [(lacks_memory if short_of_memory else quarantined)(seq.id)]}
         self._paused.take_out(again)
         for seq in again:
             self._preempt(seq)

@@ -11,7 +11,7 @@ from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import PARAMS, READY, Replicated, Script
 
-from engine_core.client import in_flight
+from engine_core.client import dispatcher, in_flight
 from engine_core.client.in_flight import SECONDS, Quarantine, Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
@@ -94,6 +94,21 @@ async def test_one_that_ends_three_engines_is_to_blame_and_no_other(one: One) ->
     assert [(add.id, add.tokens) for add in adds] == [(good.id, [1, 5])]
     await one.say(good, *range(ALONE_TOKENS))
     assert [add.alone for add in await one.restart(1)] == [False], "it got on, and is no suspect"
+
+
+async def test_one_that_ends_engines_for_want_of_memory_may_be_sent_again(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = one.client.submit([2], PARAMS)
+    await one.adds(1)
+    for _ in range(2):
+        await one.restart(1)
+    await one.runs_alone(bad)
+    monkeypatch.setattr(dispatcher, "kills_for_memory", lambda: 1_000_000)
+    await one.restart(0)
+    assert await last(bad) == Failed(bad.id, 503, "there is too little memory for this request now")
+    again = one.client.submit([2], PARAMS)
+    assert [(add.id, add.alone) for add in await one.adds(1)] == [(again.id, False)]
 
 
 def adds_message() -> str:
