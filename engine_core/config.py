@@ -308,6 +308,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 0.0
     """The time for which requests may run on after SIGTERM."""
     log_level: str = "info"
+    debug_steps: bool = False
+    """Whether the log names the parts of steps that take much longer than expected."""
     model_classes: dict[str, str] = {}
     """Classes that the starting program has registered: architecture -> "module:Class"."""
     search_path: list[str] = []

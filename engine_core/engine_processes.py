@@ -182,6 +182,7 @@ def start_engines(
     addresses: Sequence[Address] = (),
     drain_seconds: float = 0.0,
     log_level: str = "info",
+    debug_steps: bool = False,
     module: str = ENGINE,
     label: str = "",
     most_cache_bytes: int | None = None,
@@ -190,7 +191,8 @@ def start_engines(
     """Start the engines of this machine; returns as soon as their processes are started.
 
     The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs,
-    or what `start` does in its place. `label` and `most_cache_bytes` are those of `ProcessConfig`.
+    or what `start` does in its place. `label`, `debug_steps` and `most_cache_bytes` are those of
+    `ProcessConfig`.
     """
     from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
@@ -209,6 +211,7 @@ def start_engines(
                 folder=str(folder.path),
                 drain_seconds=drain_seconds,
                 log_level=log_level,
+                debug_steps=debug_steps,
                 model_classes=registered.classes,
                 search_path=registered.search_path,
                 label=label,

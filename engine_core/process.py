@@ -29,6 +29,7 @@ from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
 from engine_core.ranks.ranks_executor import make_executor
 from engine_core.reason_codes import SENTENCES
 from engine_core.scheduling.stats import StatsFilter
+from engine_core.step_watch import StepWatch
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
@@ -41,6 +42,8 @@ _SMALLEST_PROGRESS = 0.01
 _WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
 _LAST_SECONDS = 1.0
 """The time for other engines that share experts to end, after that for which requests may run on."""
+_READ_SECONDS = 0.01
+"""The time for which messages of a server are handled that have come, before the next step has its turn."""
 _BROKEN = "the engine failed and has to be restarted; its log says why"
 
 _log = logging.getLogger(__name__)
@@ -83,7 +86,10 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         _report_end(ends, error, str(error) if isinstance(error, OtherEngineDead) else logs.one_line(error))
         return LEFT_ALONE if isinstance(error, OtherEngineDead) else CANNOT_START
     try:
-        EngineLoop(engine, ends, config.drain_seconds, config.replicas.follow_the_first).run()
+        loop = EngineLoop(engine, ends, config.drain_seconds, config.replicas.follow_the_first)
+        if config.debug_steps:
+            StepWatch(loop)
+        loop.run()
     except Exception as error:
         if not isinstance(error, OtherEngineDead):
             _log.exception("the engine broke")
@@ -202,7 +208,7 @@ class EngineLoop:
         self._engine.drain()
 
     def _read(self) -> None:
-        """Handle all messages that have come. With nothing else to do, wait for one, or for a step."""
+        """Handle the messages that have come. With nothing else to do, wait for one, or for a step."""
         for end in self._ends:
             self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
         self._engine.register(self._poller)
@@ -225,8 +231,7 @@ class EngineLoop:
             if end.monitor in ready:
                 self._follow(client, end)
             if end.requests.sock in ready:
-                for request in end.requests.read():
-                    self._handle(client, request)
+                self._handle_some(client, end)
 
     def _patience(self, *, idle: bool) -> int | None:
         """The milliseconds for which to wait for a message; None if nothing else can happen."""
@@ -254,6 +259,14 @@ class EngineLoop:
                 end.send(ready)
                 if self._engine.asleep:
                     end.send(protocol.Progress("asleep", 1.0, ready.folder))
+
+    def _handle_some(self, client: int, end: EngineEnd) -> None:
+        """Handle a server's messages, of which a crowd's wait in the socket while steps go on."""
+        until = time.monotonic() + _READ_SECONDS
+        for request in end.requests.read():
+            self._handle(client, request)
+            if time.monotonic() >= until:
+                return
 
     def _handle(self, client: int, request: protocol.Request) -> None:
         match request:

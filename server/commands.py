@@ -259,6 +259,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
         api_servers=config.api_server_count,
         drain_seconds=config.shutdown_timeout,
         log_level=config.log.style,
+        debug_steps=config.log.debug_steps,
     )
     return _supervise(config, listener, engines, (), started)
 

@@ -55,6 +55,7 @@ class ReplicaActor:
             addresses=config.servers,
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,
+            debug_steps=config.debug_steps,
         )
         try:
             asyncio.run(keep_engines(engines, NoWatcher()))

@@ -84,6 +84,9 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Paths whose requests have no such line, divided by commas: /health,/metrics."""
     debug_event_loop: Annotated[bool, Doc(LOGS)] = False
     """Name in the log, by its stack, all that holds up an API process's event loop for more than 50 ms."""
+    debug_steps: Annotated[bool, Doc(LOGS)] = False
+    """Name in the log, by its stack, each part of an engine's steps that takes five times as long as is
+    expected, and more than 50 ms."""
     uvicorn_log_level: Annotated[str, Doc(LOGS, ("critical", "error", "warning", "info", "debug"))] = "info"
     """What to log."""
     log_format: Annotated[str, Doc(LOGS, ("text", "json"))] = "text"

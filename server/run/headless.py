@@ -53,6 +53,7 @@ def _start_engines(config: ServerConfig) -> EngineProcesses:
         addresses=[replicas.tcp_address(server) for server in range(welcome.servers)],
         drain_seconds=config.shutdown_timeout,
         log_level=config.log.style,
+        debug_steps=config.log.debug_steps,
     )
     engines.worked = replicas.together  # they end whenever one of another machine does, and come again
     return engines

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from worker.host.progress_page import ProgressWriter
+from worker.host.threads import CoreWait, stack_of
 
 IDLE_SECONDS, BUSY_SECONDS = 1.0, 0.25
 """Seconds between two turns without requests, and with some."""
@@ -39,7 +38,8 @@ class LoopWatch:
     ) -> None:
         """Call this in the event loop that is watched; `start` begins. `is_busy`: whether requests run.
 
-        With `closely` each callback is named by its stack that takes more than CLOSE_LAG_SECONDS.
+        With `closely` each callback is named by its stack that takes more than CLOSE_LAG_SECONDS, without
+        the time in which the loop's thread had no core.
         """
         self._closely = closely
         self._lag = CLOSE_LAG_SECONDS if closely else LAG_SECONDS
@@ -48,6 +48,10 @@ class LoopWatch:
         self._is_busy = is_busy
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
+        self._core, self._waited = CoreWait(threading.get_native_id()), 0.0
+        """What tells how long the loop's thread had no core, and how long it had none until its last turn."""
+        self._stack = ""
+        """Where a loop that is watched closely was when its next turn was late."""
         self._turn = 0, 0.0
         """The number of the last turn, and when the next one is due."""
         self._timer: asyncio.TimerHandle | None = None
@@ -71,6 +75,8 @@ class LoopWatch:
         self._writer.working(number + 1, 0, now, 0.0)
         seconds = BUSY_SECONDS if self._is_busy() else IDLE_SECONDS
         seconds = CLOSE_TURN_SECONDS if self._closely else seconds
+        if self._closely:
+            self._judge(now - due)
         self._turn = number + 1, now + seconds
         self._timer = self._loop.call_later(seconds, self._take_turn)
 
@@ -82,13 +88,20 @@ class LoopWatch:
             if self._stopped.wait(until - time.monotonic()):
                 return
             now = time.monotonic()
-            is_due = self._closely or now >= self._warned + WARNING_SECONDS
-            if self._turn is turn and now < until + self._lag and is_due:
+            if self._turn is not turn or now >= until + self._lag:
+                continue
+            if self._closely:
+                self._stack = self._stack or stack_of(self._loop_thread)
+            elif now >= self._warned + WARNING_SECONDS:
                 self._warned = now
-                self._warn(now - turn[1])
+                self._warn(now - turn[1], stack_of(self._loop_thread))
 
-    def _warn(self, behind: float) -> None:
-        # A name for all frames would make a circle of them and this one, with all that they hold.
-        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        _log.warning("the event loop is behind by %.2f s; it is here:\n%s", behind, stack.rstrip())
+    def _judge(self, behind: float) -> None:
+        """Tell where the loop was that is now late by so many seconds, if it had a core meanwhile."""
+        before, self._waited = self._waited, self._core.seconds
+        stack, self._stack = self._stack, ""
+        if stack and behind - (self._waited - before) > self._lag:
+            self._warn(behind, stack)
+
+    def _warn(self, behind: float, stack: str) -> None:
+        _log.warning("the event loop is behind by %.2f s; it is here:\n%s", behind, stack)

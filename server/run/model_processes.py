@@ -157,6 +157,7 @@ class ModelProcesses:
             config.replicas,
             drain_seconds=config.shutdown_timeout,
             log_level=config.log.style,
+            debug_steps=config.log.debug_steps,
             label=entry.name,
             most_cache_bytes=most_cache_bytes,
             start=start,

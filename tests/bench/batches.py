@@ -190,7 +190,9 @@ def main() -> int:
     parser.add_argument("serve", nargs="*", default=["demo", "--kv-cache-memory-bytes", "512M"])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = LiveServer(*given.serve, "--batch-dir", folder, "--disable-uvicorn-access-log")
+        server = LiveServer(
+            *given.serve, "--batch-dir", folder, "--disable-uvicorn-access-log", watched=False
+        )
         try:
             ready = server.wait_ready()
             asyncio.run(outlive(ready, given) if given.kills else measure(ready.url, given))

@@ -109,7 +109,7 @@ def main() -> None:
         with routing(given.program, folder, given.models_max) as server:
             measure("llama.cpp", server, names, given)
         flags = ("--models", str(folder), "--memory", given.memory, "--disable-uvicorn-access-log")
-        with serving(*flags) as server:
+        with serving(*flags, watched=False) as server:
             measure("facet", server, names, given)
 
 

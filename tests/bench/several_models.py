@@ -153,7 +153,7 @@ def main() -> None:
     threads = str(os.cpu_count() or 1)
     flags = ("--models", str(file), "--memory", given.memory, "--disable-uvicorn-access-log")
     variables = {"FACET_CPU_THREADS": threads, "OMP_NUM_THREADS": threads}
-    with serving(*flags, env=variables) as server, Memory(server) as memory:
+    with serving(*flags, env=variables, watched=False) as server, Memory(server) as memory:
         began = time.monotonic()
         with ThreadPoolExecutor(given.at_once) as pool:
             answers = list(pool.map(lambda seed: random_request(server.port, seed), range(given.requests)))

@@ -5,7 +5,8 @@
 Serves the demo model. Each client sends one request after another: completions, streams, vectors, wrong
 bodies, and streams that it leaves. An answer that is not that of the first time is wrong. With --faults an
 engine or an API process is killed or stopped every half a minute: then a request may also be told that it
-cannot be answered. Ends with 1 if an answer was wrong, or a status above 499 came without a fault.
+cannot be answered. The end names what held up event loops and steps. Ends with 1 if an answer was wrong, or a
+status above 499 came without a fault.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+from holdups import explanation, holdups  # noqa: E402
 from live import LiveServer, serving  # noqa: E402
 
 MIB = 1 << 20
@@ -192,6 +194,9 @@ class Soak:
             warm = [mib for at, mib in samples if at >= self.seconds * WARM_SHARE]
             if warm:
                 print(f"  {role:16} {warm[0]:8.1f} {warm[-1]:8.1f} {max(warm):8.1f}")
+        print("\nWhat held up an event loop or a step of an engine, and why it may:")
+        for what, times in holdups(self.server.output()).items():
+            print(f"{len(times):9,}  {max(times):.2f} s, {what}: {explanation(what) or 'UNEXPLAINED'}")
         for what in self.wrong[:20]:
             print("WRONG:", what)
         told = [what for what in self.seen if "told" in what and not self.faults]

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from holdups import unexplained
 from live import COMMAND, LONG, SMALL, LiveServer, alive, complete, events, serving, wait_until
 from probes import probing
 
@@ -20,6 +21,7 @@ IMPATIENT = [*COMMAND[:-1], NO_PAUSES + COMMAND[-1]]
 def server() -> Iterator[LiveServer]:
     with serving("demo", *SMALL) as found:
         yield found
+        assert not unexplained(found.output())
 
 
 @pytest.mark.turns(3)

@@ -13,6 +13,7 @@ from statistics import quantiles
 import httpx
 import pytest
 from grammar_bombs import grammar_bombs
+from holdups import unexplained
 from live import LiveServer, keys, serving
 
 pytestmark = pytest.mark.slow(40)
@@ -69,6 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServe
     bad, good = keys(file, "add", "bad"), keys(file, "add", "good")
     with serving("demo", "--dtype", "float32", "--api-key-file", str(file)) as live:
         yield live, bad, good
+        assert not unexplained(live.output())
 
 
 def client(live: LiveServer, key: str) -> httpx.Client:

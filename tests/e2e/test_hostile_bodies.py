@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from holdups import unexplained
 from live import LiveServer, serving, wait_until
 
 pytestmark = pytest.mark.slow(28)
@@ -55,6 +56,7 @@ def server() -> Iterator[LiveServer]:
     with serving("demo", *flags) as server:
         server.post("/v1/embeddings", {"input": ["a" * 100] * 300}).raise_for_status()  # starts the helper
         yield server
+        assert not unexplained(server.output())
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -335,7 +335,9 @@ class FakeExecutor(NoCalls):
             poller.register(self._step_done, zmq.POLLIN)
 
     def stop(self) -> None:
-        pass
+        for end in (self._step_done, self._timer_end):
+            if end is not None:
+                end.close()
 
     def check(self) -> None:
         pass

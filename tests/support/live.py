@@ -22,6 +22,8 @@ from ports import free_ports
 COMMAND = [sys.executable, "-P", "-c", "from server.main import serve; serve()"]
 SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
 """Flags of a server that need not hold much, and whose requests wait for processes that are started again."""
+WATCHED = ("--debug-event-loop", "--debug-steps")
+"""Flags of a server whose log names what holds it up, which `holdups.py` reads."""
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 """The body of a stream that lasts for a while."""
 
@@ -33,8 +35,12 @@ class LiveServer:
         env: dict[str, str] | None = None,
         command: Sequence[str] = COMMAND,
         output: int | None = None,
+        watched: bool = True,
     ) -> None:
-        """`output` is a descriptor for what the server prints; without it that goes to `self.log`."""
+        """`output` is a descriptor for what the server prints; without it that goes to `self.log`.
+
+        `watched`: whether its log names what holds it up, which takes a little time itself.
+        """
         self.port = free_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         descriptor, path = tempfile.mkstemp(prefix="serve-", suffix=".log")
@@ -42,7 +48,7 @@ class LiveServer:
         self.log = Path(path)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *args, "--port", str(self.port)],
+                [*command, *args, *(WATCHED if watched else ()), "--port", str(self.port)],
                 stdout=log if output is None else output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -156,10 +162,10 @@ class LiveServer:
 
 @contextmanager
 def serving(
-    *args: str, env: dict[str, str] | None = None, command: Sequence[str] = COMMAND
+    *args: str, env: dict[str, str] | None = None, command: Sequence[str] = COMMAND, watched: bool = True
 ) -> Iterator[LiveServer]:
     """A server that is ready. What it printed is shown if the test fails."""
-    server = LiveServer(*args, env=env, command=command)
+    server = LiveServer(*args, env=env, command=command, watched=watched)
     try:
         yield server.wait_ready()
     except BaseException:

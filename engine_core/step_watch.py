@@ -1,0 +1,159 @@
+"""Names the parts of an engine's steps that take five times as long as expected, for `--debug-steps`.
+
+No request's work may hold up the thread that runs steps. While the option is on, the methods by which that
+thread does its parts are wrapped; while it is off, nothing is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from functools import wraps
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+from engine_core.scheduling.step_cost import StepTimes
+from worker.host.threads import CoreWait, stack_of
+
+TIMES = 5
+"""How many times as long as expected a part may take."""
+EXPECTED_SECONDS = 0.01
+"""The seconds that a part is expected to take of which nothing better is known, and a step of the worker at
+the least: one that takes a millisecond alone takes many when the machine does something else, too."""
+LOOK_SECONDS = 0.01
+"""Seconds between two looks at the part that runs, whose stack is taken once it is late."""
+
+_MOST = TIMES * EXPECTED_SECONDS
+_PARTS = (
+    ("messages", "", "_read", _MOST),
+    ("waiting for messages", "_poller", "poll", inf),
+    ("idle work", "_engine", "prepare", _MOST),
+    ("outputs", "", "_write", _MOST),
+    ("step", "_engine", "step", _MOST),
+    ("intake", "_engine._intake", "advance", _MOST),
+    ("poll", "_engine._scheduler", "poll", _MOST),
+    ("preparation", "_engine._preparation", "run", inf),
+    ("plan", "_engine._scheduler", "schedule", _MOST),
+    ("submission", "_engine", "_submit", _MOST),
+    ("bounds", "_engine._scheduler", "bind", _MOST),
+    ("waiting for the worker", "_engine", "_wait_for", inf),
+    ("landing", "_engine", "_finish", _MOST),
+)
+"""The name of each part, the way from the engine's loop to the owner of its method, the method, and the
+seconds above which it is named. A part within another one counts by itself alone. Waiting has no bound, for
+the worker's steps are measured as a whole, nor has what the worker prepares, which is no request's work."""
+
+_log = logging.getLogger(__name__)
+_Method = Callable[..., Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A part that has begun."""
+
+    name: str
+    most: float
+    """The seconds above which it is named."""
+    began: float
+    inner: float = 0.0
+    """The seconds that parts within it have taken."""
+    stack: str = ""
+    """Where the thread was when the part was late."""
+
+
+class StepWatch:
+    """Measures the parts of an engine's loop. Time in which a thread had no core is no part's time."""
+
+    def __init__(self, loop: object) -> None:
+        """Call this in the thread that will run `loop`, which is an `EngineLoop`."""
+        self._loop = loop
+        self._thread, self._core = threading.get_ident(), CoreWait(threading.get_native_id())
+        self._in_flight: Sized = attrgetter("_engine._in_flight")(loop)
+        self._waited = 0.0
+        """The seconds for which the thread has waited while the oldest step was in flight."""
+        self._worker, self._worker_waited = CoreWait(0), 0.0
+        self._open: list[_Part] = []
+        """The part that runs comes last, behind those within which it runs."""
+        self._wrap(loop, "_obey", self._then_wrap)
+        self._wrap_all()
+        threading.Thread(target=self._look_for_ever, name="step watch", daemon=True).start()
+
+    def _wrap_all(self) -> None:
+        """Wrap what is not wrapped yet: a model that is loaded again has another scheduler and worker."""
+        for name, way, method, most in _PARTS:
+            owner = attrgetter(way)(self._loop) if way else self._loop
+            self._wrap(owner, method, lambda call, name=name, most=most: self._measured(call, name, most))
+        times: StepTimes = attrgetter("_engine._times")(self._loop)
+        self._wrap(times, "learn", lambda learn: self._judged(learn, times))
+        ids = [each.native_id for each in threading.enumerate() if each.name.startswith("worker")]
+        self._worker, self._worker_waited = CoreWait(ids[0] if ids and ids[0] else 0), 0.0
+
+    def _wrap(self, owner: object, method: str, wrapped: Callable[[_Method], _Method]) -> None:
+        call = getattr(owner, method)
+        if not hasattr(call, "__wrapped__"):
+            setattr(owner, method, wraps(call)(wrapped(call)))
+
+    def _then_wrap(self, obey: _Method) -> _Method:
+        def obey_and_wrap(*args: Any) -> None:
+            obey(*args)
+            self._wrap_all()
+
+        return obey_and_wrap
+
+    def _measured(self, call: _Method, name: str, most: float) -> _Method:
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            self._open.append(_Part(name, most, self._now()))
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._close(self._open.pop())
+
+        return measured
+
+    def _close(self, part: _Part) -> None:
+        whole = self._now() - part.began
+        if self._open:
+            self._open[-1].inner += whole
+        if part.most == inf and self._in_flight:
+            self._waited += whole
+        _judge(part.name, whole - part.inner, part.most, part.stack)
+
+    def _judged(self, learn: _Method, times: StepTimes) -> _Method:
+        """Judge each step of the worker by what is known of such steps, before that is learned from it.
+
+        It has taken as long as the engine's thread has waited: what that thread did instead is judged itself.
+        """
+
+        def judge_and_learn(tokens: int, expected: float, seconds: float) -> None:
+            waited = self._waited + sum(self._now() - part.began for part in self._open[-1:])
+            without_core, self._worker_waited = self._worker_waited, self._worker.seconds
+            without_core = self._worker_waited - without_core
+            most = TIMES * max(EXPECTED_SECONDS, times.usual(tokens, expected))
+            _judge("worker", min(seconds, waited) - without_core, most)
+            self._waited = 0.0
+            learn(tokens, expected, seconds)
+
+        return judge_and_learn
+
+    def _now(self) -> float:
+        """The time without that in which the watched thread had no core."""
+        return time.monotonic() - self._core.seconds
+
+    def _look_for_ever(self) -> None:
+        """Take, in a thread, the stack of each part that is late."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            for part in self._open[-1:]:
+                if not part.stack and self._now() - part.began - part.inner > part.most:
+                    part.stack = stack_of(self._thread)
+
+
+def _judge(name: str, seconds: float, most: float, stack: str = "") -> None:
+    """Name a part in the log if it took longer than it may."""
+    if seconds > most:
+        where = f"; it was here:\n{stack}" if stack else ""
+        _log.warning("a part of a step, %s, took %.3f s, more than %.3f s%s", name, seconds, most, where)

@@ -1,0 +1,52 @@
+"""The loop that moves messages between an engine and its servers, in the process of the test."""
+
+# pyright: reportPrivateUsage=false
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from fake_worker import FakeExecutor
+from sizes import engine_config
+
+from engine_core import process
+from engine_core.config import Address
+from engine_core.engine import Engine
+from engine_core.process import EngineLoop
+from engine_core.protocol import Add
+from engine_core.wire.transport import EngineEnd, ServerEnd
+from worker.protocol import Sampling
+
+
+@pytest.fixture
+def server(address: Address) -> Iterator[ServerEnd]:
+    end = ServerEnd(address)
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def loop(model: Path, address: Address) -> Iterator[EngineLoop]:
+    engine, context = Engine.start(engine_config(model), lambda _: None, FakeExecutor), zmq.Context()
+    loop = EngineLoop(engine, [EngineEnd(context, address, engine=0)], 0.0)
+    yield loop
+    engine.stop()
+    loop._ends[0].close()
+    context.term()
+    for sock in (loop._signalled, loop._wake):
+        sock.close()
+
+
+def test_steps_have_their_turn_while_a_crowd_of_messages_waits(
+    server: ServerEnd, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_READ_SECONDS", 0.0)
+    assert server.greetings.sock.poll(5000)
+    list(server.greetings.read())
+    for id in range(3):
+        server.send(0, Add(id=id, tokens=[1, 2], params=Sampling(max_tokens=1)))
+    seen: set[int] = set()
+    while len(loop._engine._scheduler.live) < 3:
+        loop._read()
+        seen.add(len(loop._engine._scheduler.live))
+    assert seen - {0} == {1, 2, 3}, "one message at a time"
