@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from engine_core.scheduling.step_cost import StepTimes
-from worker.host.threads import CoreWait, stack_of
+from worker.host.threads import CoreWaits, stack_of
 
 TIMES = 5
 """How many times as long as expected a part may take."""
@@ -59,23 +59,34 @@ class _Part:
     most: float
     """The seconds above which it is named."""
     began: float
+    computed: float
+    """The seconds that the thread had computed when it began."""
+    waits: float
+    """The seconds for which threads had waited for cores by then."""
     inner: float = 0.0
     """The seconds that parts within it have taken."""
+    inner_computed: float = 0.0
+    """The seconds that the thread has computed within those."""
     stack: str = ""
     """Where the thread was when the part was late."""
 
 
 class StepWatch:
-    """Measures the parts of an engine's loop. Time in which a thread had no core is no part's time."""
+    """Measures the parts of an engine's loop.
+
+    A part counts by what its thread computes. Where that waits, it counts by its time on the clock, less the
+    time for which threads of the process lacked a core.
+    """
 
     def __init__(self, loop: object) -> None:
         """Call this in the thread that will run `loop`, which is an `EngineLoop`."""
-        self._loop = loop
-        self._thread, self._core = threading.get_ident(), CoreWait(threading.get_native_id())
+        self._loop, self._thread = loop, threading.get_ident()
+        self._core_waits = CoreWaits()
+        self._landed_waits = self._core_waits.seconds
+        """The seconds for which threads had waited for cores when a step landed last."""
         self._in_flight: Sized = attrgetter("_engine._in_flight")(loop)
         self._waited = 0.0
         """The seconds for which the thread has waited while the oldest step was in flight."""
-        self._worker, self._worker_waited = CoreWait(0), 0.0
         self._open: list[_Part] = []
         """The part that runs comes last, behind those within which it runs."""
         self._wrap(loop, "_obey", self._then_wrap)
@@ -89,8 +100,6 @@ class StepWatch:
             self._wrap(owner, method, lambda call, name=name, most=most: self._measured(call, name, most))
         times: StepTimes = attrgetter("_engine._times")(self._loop)
         self._wrap(times, "learn", lambda learn: self._judged(learn, times))
-        ids = [each.native_id for each in threading.enumerate() if each.name.startswith("worker")]
-        self._worker, self._worker_waited = CoreWait(ids[0] if ids and ids[0] else 0), 0.0
 
     def _wrap(self, owner: object, method: str, wrapped: Callable[[_Method], _Method]) -> None:
         call = getattr(owner, method)
@@ -106,7 +115,8 @@ class StepWatch:
 
     def _measured(self, call: _Method, name: str, most: float) -> _Method:
         def measured(*args: Any, **kwargs: Any) -> Any:
-            self._open.append(_Part(name, most, self._now()))
+            waits = self._core_waits.seconds
+            self._open.append(_Part(name, most, time.monotonic(), time.thread_time(), waits))
             try:
                 return call(*args, **kwargs)
             finally:
@@ -115,12 +125,16 @@ class StepWatch:
         return measured
 
     def _close(self, part: _Part) -> None:
-        whole = self._now() - part.began
+        whole, computed = time.monotonic() - part.began, time.thread_time() - part.computed
         if self._open:
             self._open[-1].inner += whole
+            self._open[-1].inner_computed += computed
         if part.most == inf and self._in_flight:
             self._waited += whole
-        _judge(part.name, whole - part.inner, part.most, part.stack)
+        own = whole - part.inner
+        if own > part.most:
+            own = max(computed - part.inner_computed, own - (self._core_waits.update() - part.waits))
+        _judge(part.name, own, part.most, part.stack)
 
     def _judged(self, learn: _Method, times: StepTimes) -> _Method:
         """Judge each step of the worker by what is known of such steps, before that is learned from it.
@@ -129,26 +143,23 @@ class StepWatch:
         """
 
         def judge_and_learn(tokens: int, expected: float, seconds: float) -> None:
-            waited = self._waited + sum(self._now() - part.began for part in self._open[-1:])
-            without_core, self._worker_waited = self._worker_waited, self._worker.seconds
-            without_core = self._worker_waited - without_core
-            most = TIMES * max(EXPECTED_SECONDS, times.usual(tokens, expected))
-            _judge("worker", min(seconds, waited) - without_core, most)
-            self._waited = 0.0
+            waited = self._waited + sum(time.monotonic() - part.began for part in self._open[-1:])
+            own, most = min(seconds, waited), TIMES * max(EXPECTED_SECONDS, times.usual(tokens, expected))
+            if own > most:
+                own -= self._core_waits.update() - self._landed_waits
+            _judge("worker", own, most)
+            self._waited, self._landed_waits = 0.0, self._core_waits.seconds
             learn(tokens, expected, seconds)
 
         return judge_and_learn
-
-    def _now(self) -> float:
-        """The time without that in which the watched thread had no core."""
-        return time.monotonic() - self._core.seconds
 
     def _look_for_ever(self) -> None:
         """Take, in a thread, the stack of each part that is late."""
         while True:
             time.sleep(LOOK_SECONDS)
+            self._core_waits.update()
             for part in self._open[-1:]:
-                if not part.stack and self._now() - part.began - part.inner > part.most:
+                if not part.stack and time.monotonic() - part.began - part.inner > part.most:
                     part.stack = stack_of(self._thread)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from worker.host.progress_page import ProgressWriter
-from worker.host.threads import CoreWait, stack_of
+from worker.host.threads import CoreWaits, stack_of
 
 IDLE_SECONDS, BUSY_SECONDS = 1.0, 0.25
 """Seconds between two turns without requests, and with some."""
@@ -38,8 +38,8 @@ class LoopWatch:
     ) -> None:
         """Call this in the event loop that is watched; `start` begins. `is_busy`: whether requests run.
 
-        With `closely` each callback is named by its stack that takes more than CLOSE_LAG_SECONDS, without
-        the time in which the loop's thread had no core.
+        With `closely` each callback is named by its stack that takes more than CLOSE_LAG_SECONDS, if it
+        computes, or else if the process does not lack cores.
         """
         self._closely = closely
         self._lag = CLOSE_LAG_SECONDS if closely else LAG_SECONDS
@@ -48,8 +48,9 @@ class LoopWatch:
         self._is_busy = is_busy
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._core, self._waited = CoreWait(threading.get_native_id()), 0.0
-        """What tells how long the loop's thread had no core, and how long it had none until its last turn."""
+        self._core_waits = CoreWaits()
+        self._before = time.thread_time(), self._core_waits.seconds
+        """The seconds that the loop's thread had computed at its last turn, and all had waited for a core."""
         self._stack = ""
         """Where a loop that is watched closely was when its next turn was late."""
         self._turn = 0, 0.0
@@ -84,6 +85,8 @@ class LoopWatch:
         """Look, in a thread, for a turn that is late. A thread that is late itself can tell nothing."""
         while True:
             turn = self._turn
+            if self._closely:
+                self._core_waits.update()
             until = max(turn[1], time.monotonic()) + self._lag
             if self._stopped.wait(until - time.monotonic()):
                 return
@@ -97,10 +100,13 @@ class LoopWatch:
                 self._warn(now - turn[1], stack_of(self._loop_thread))
 
     def _judge(self, behind: float) -> None:
-        """Tell where the loop was that is now late by so many seconds, if it had a core meanwhile."""
-        before, self._waited = self._waited, self._core.seconds
+        """Tell where the loop was that takes a turn so many seconds late, unless it lacked a core."""
+        (computed, waited), self._before = self._before, (time.thread_time(), self._core_waits.seconds)
         stack, self._stack = self._stack, ""
-        if stack and behind - (self._waited - before) > self._lag:
+        if not stack:
+            return
+        computed, waited = time.thread_time() - computed, self._core_waits.update() - waited
+        if max(min(computed, behind), behind - waited) > self._lag:
             self._warn(behind, stack)
 
     def _warn(self, behind: float, stack: str) -> None:

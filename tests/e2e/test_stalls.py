@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from holdups import holdups
 from live import COMMAND, LONG, SMALL, alive, complete, events, serving, wait_until
 from probes import probing
 
@@ -70,6 +71,13 @@ def test_an_engine_with_nothing_to_do_is_seen_too_and_may_go_on() -> None:
         wait_until(lambda: server.get("/ready").status_code == 200, SECONDS)
         complete(server)
         assert "the engine makes progress again" in server.output()
+        with server.stream("/v1/completions", LONG, SECONDS) as response:
+            data = events(response)
+            next(data)
+            with stopped(server.engine_pid()):
+                time.sleep(0.3)  # between two steps there is nothing to name, but hardly a moment
+            list(data)
+        wait_until(lambda: bool(holdups(server.output())), SECONDS, "what stood still in a step is named")
 
 
 @pytest.mark.slow

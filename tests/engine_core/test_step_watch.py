@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from driven import run_all
 from fake_worker import FakeExecutor, Landed
+from holdups import holdups
 from sizes import engine_config
 
 from engine_core import protocol, step_watch
@@ -70,7 +71,8 @@ def test_a_part_that_takes_long_is_named_once_with_its_stack(
     StepWatch(loop)
     run_one(loop._engine)
     assert set(named(caplog)) == {part}
-    assert "slow_work" in caplog.text
+    [entry] = holdups(caplog.text)
+    assert entry.startswith(f"{part}: ") and entry.endswith("slow_work")
 
 
 def test_quick_steps_are_not_named(loop: EngineLoop, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,14 +94,30 @@ def test_a_step_of_the_worker_is_judged_by_what_is_usual(
     assert set(named(caplog)) == (set() if usual else {"worker"})
 
 
-def test_what_has_no_core_is_not_named(
+def test_what_waits_is_not_named_while_cores_are_lacking(
     loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_watch.CoreWait, "seconds", property(lambda _: time.monotonic()))
+    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds + 2 * SLOW)
     hold_up(loop._engine._scheduler, "schedule")
     StepWatch(loop)
     run_one(loop._engine)
     assert not caplog.records
+
+
+def test_what_computes_is_named_whoever_lacks_a_core(
+    loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(_: float) -> None:
+        until = time.thread_time() + SLOW
+        while time.thread_time() < until:
+            pass
+
+    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds + 9.0)
+    monkeypatch.setattr(loop._engine._scheduler, "schedule", compute)
+    StepWatch(loop)
+    loop._engine.add(0, Add(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))
+    loop._engine.step()
+    assert named(caplog) == ["plan"]
 
 
 def test_a_model_that_is_loaded_again_is_watched_again(

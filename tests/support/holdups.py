@@ -20,7 +20,7 @@ EXPLAINED: tuple[tuple[str, str], ...] = (
 def holdups(log: str) -> dict[str, list[float]]:
     """What was named, with the innermost frames of its stack, and the seconds of each time."""
     found: dict[str, list[float]] = {}
-    for each in _NAMED.finditer(log):
+    for each in _NAMED.finditer(log.replace(r"\n", "\n")):  # in a log, a record has one line
         frames = [
             f"{frame['file'].rpartition('/')[2]} {frame['function']}"
             for frame in _FRAME.finditer(each["stack"])

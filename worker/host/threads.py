@@ -1,34 +1,48 @@
-"""What a thread of this process does: its stack, and how long it was ready to run and had no core."""
+"""What threads of this process do: the stack of one, and how long all were ready to run and had no core."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from contextlib import suppress
 
+_TASKS = "/proc/self/task"
 
-class CoreWait:
-    """Measures one thread. Where the system does not tell, as beside Linux, none has ever waited."""
 
-    def __init__(self, native_id: int) -> None:
-        self._file: int | None = None
-        with suppress(OSError):
-            self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+class CoreWaits:
+    """Adds up the time in which threads of this process waited for a core, because others had them all.
 
-    @property
-    def seconds(self) -> float:
-        """The seconds that the thread has waited for a core since it began."""
-        if self._file is None:
-            return 0.0
-        try:
-            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-        except (OSError, IndexError):  # the thread has ended
-            return 0.0
+    On a machine that is short of cores, whoever waits for another thread waits for a core, too: such time is
+    no sign of work that takes long. Where the system does not tell of it, as beside Linux, it is 0.
+    """
 
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The time of all threads together, as of the last call of `update`."""
+        self._known: dict[str, int] = {}
+        """Thread -> the nanoseconds that it had waited then."""
+        self._lock = threading.Lock()
+        self.update()
+
+    def update(self) -> float:
+        """Read what the system has counted until now; returns `seconds`."""
+        with self._lock, suppress(OSError):
+            for id in os.listdir(_TASKS):
+                waited = _waited(id)
+                self.seconds += max(0, waited - self._known.get(id, 0)) / 1e9
+                self._known[id] = waited
+        return self.seconds
+
+
+def _waited(id: str) -> int:
+    """The nanoseconds that a thread has waited; 0 if it has ended."""
+    try:
+        with open(f"{_TASKS}/{id}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def stack_of(thread: int) -> str:
