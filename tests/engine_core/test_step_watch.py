@@ -23,6 +23,12 @@ SLOW = 0.12
 """More than a part may take, in seconds."""
 
 
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread have lacked a core, whatever else the machine does."""
+    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds)
+
+
 @pytest.fixture
 def loop(model: Path) -> Iterator[EngineLoop]:
     loop = EngineLoop(Engine.start(engine_config(model), lambda _: None, FakeExecutor), [], 0.0)

@@ -102,8 +102,9 @@ async def test_one_warning_stands_for_many(
 
 
 async def test_each_callback_above_fifty_milliseconds_is_named_if_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop_watch.CoreWaits, "update", lambda waits: waits.seconds)
     watched = Watched(tmp_path, closely=True)
     with caplog.at_level(logging.WARNING):
         watched.watch.start()
