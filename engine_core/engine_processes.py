@@ -191,8 +191,7 @@ def start_engines(
     """Start the engines of this machine; returns as soon as their processes are started.
 
     The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs,
-    or what `start` does in its place. `label`, `debug_steps` and `most_cache_bytes` are those of
-    `ProcessConfig`.
+    or what `start` does in its place. The rest is for `ProcessConfig`.
     """
     from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
@@ -202,26 +201,21 @@ def start_engines(
 
     def make(number: int, replicas: Replicas, starts: int) -> EngineProcess:
         afar = number not in replicas.local
-        return EngineProcess(
-            ProcessConfig(
-                engine=config,
-                servers=[replicas.tcp_address(index) for index in range(api_servers)] if afar else servers,
-                replicas=replicas,
-                index=number,
-                folder=str(folder.path),
-                drain_seconds=drain_seconds,
-                log_level=log_level,
-                debug_steps=debug_steps,
-                model_classes=registered.classes,
-                search_path=registered.search_path,
-                label=label,
-                most_cache_bytes=most_cache_bytes,
-            ),
-            RAY_REPLICA if afar else module,
-            folder.path,
-            start,
-            starts,
+        process = ProcessConfig(
+            engine=config,
+            servers=[replicas.tcp_address(index) for index in range(api_servers)] if afar else servers,
+            replicas=replicas,
+            index=number,
+            folder=str(folder.path),
+            drain_seconds=drain_seconds,
+            log_level=log_level,
+            debug_steps=debug_steps,
+            model_classes=registered.classes,
+            search_path=registered.search_path,
+            label=label,
+            most_cache_bytes=most_cache_bytes,
         )
+        return EngineProcess(process, RAY_REPLICA if afar else module, folder.path, start, starts)
 
     waits = replicas.elsewhere or config.nnodes > 1  # for other machines, as long as it takes
     return EngineProcesses(make, folder, servers, replicas, inf if waits else config.engine_ready_timeout)

@@ -29,7 +29,7 @@ from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
 from engine_core.ranks.ranks_executor import make_executor
 from engine_core.reason_codes import SENTENCES
 from engine_core.scheduling.stats import StatsFilter
-from engine_core.step_watch import StepWatch
+from engine_core.scheduling.step_watch import StepWatch
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs

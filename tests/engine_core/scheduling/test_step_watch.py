@@ -12,11 +12,12 @@ from fake_worker import FakeExecutor, Landed
 from holdups import holdups
 from sizes import engine_config
 
-from engine_core import protocol, step_watch
+from engine_core import protocol
 from engine_core.engine import Engine
 from engine_core.process import EngineLoop
 from engine_core.protocol import Add
-from engine_core.step_watch import StepWatch
+from engine_core.scheduling import step_watch
+from engine_core.scheduling.step_watch import StepWatch
 from worker.protocol import Sampling
 
 SLOW = 0.12
