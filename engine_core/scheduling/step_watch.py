@@ -68,7 +68,7 @@ class _Part:
     inner_computed: float = 0.0
     """The seconds that the thread has computed within those."""
     stack: str = ""
-    """Where the thread was when the part was late."""
+    """The stack of the thread when the part was late."""
 
 
 class StepWatch:

@@ -52,7 +52,7 @@ class LoopWatch:
         self._before = time.thread_time(), self._core_waits.seconds
         """The seconds that the loop's thread had computed at its last turn, and all had waited for a core."""
         self._stack = ""
-        """Where a loop that is watched closely was when its next turn was late."""
+        """The stack of a loop that is watched closely when its next turn was late."""
         self._turn = 0, 0.0
         """The number of the last turn, and when the next one is due."""
         self._timer: asyncio.TimerHandle | None = None
