@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
-    from worker.sampling.processors import BatchUpdate, LogitsProcessor, MoveDirectionality
+    from worker.features.processors.custom_processors import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 __all__ = [
     "LLM",
@@ -102,15 +102,15 @@ _HOMES = {
     "AsyncLLM": "server.offline.async_llm",
     "AsyncLLMEngine": "server.offline.async_llm",
     "BadRequest": "server.errors",
-    "BatchUpdate": "worker.sampling.processors",
+    "BatchUpdate": "worker.features.processors.custom_processors",
     "BeamSearchParams": "server.requests.beam_search",
     "Dialect": "server.answers.dialects",
     "EngineArgs": "server.options.server_options",
     "JsonObject": "server.answers.formats.json_calls",
     "LLMEngine": "server.offline.llm_engine",
     "LoRARequest": "server.offline.lora_requests",
-    "LogitsProcessor": "worker.sampling.processors",
-    "MoveDirectionality": "worker.sampling.processors",
+    "LogitsProcessor": "worker.features.processors.custom_processors",
+    "MoveDirectionality": "worker.features.processors.custom_processors",
     "NamedJson": "server.answers.formats.json_calls",
     "ModelRegistry": "models.registry",
     "PoolerConfig": "models.pooling.config",

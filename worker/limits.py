@@ -4,70 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
-
-from models.model import ServedModel
 from models.ops.context_ops import CHUNK
-from models.vision.model import find_tower
+from worker.capacity import LEAST_ROWS, WorkerLimits
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults, Device
+from worker.devices.base import Defaults, Device
 from worker.host.machine import times_killed
-from worker.media import row_bytes
 from worker.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
-_MOST_EMBEDDINGS = 1 << 14
-_KEPT_PART, _MOST_KEPT = 8, 4 * GIB
-"""By default embeddings are kept in this part of the memory for caches, and in so many bytes at most."""
-_NO_LIMIT = 1 << 30
-"""The number of embeddings that a rank could keep to which none come."""
 _TOKENS_BY_KILL = 4
 """The divisor of a step's tokens for each worker that was killed because memory ran out: half as many would
 often change nothing, since steps on a CPU rarely have as many as they may."""
-_LEAST_ROWS = 64
-"""The least that a step has room for of rows that sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    kept_embeddings: int = 0
-    """The embeddings of media that are kept beside `most_embeddings`, once the memory for them is known."""
-    context_ranks: int = 1
-    """The ranks over which blocks are cut by tokens."""
-    kills: int = 0
-    """How many workers in this one's place were killed because memory ran out: it takes less for each."""
-
-    @property
-    def held_positions(self) -> int:
-        """The positions of a block that this rank holds."""
-        return self.block_size // self.context_ranks
-
-    @property
-    def max_pooled_tokens(self) -> int:
-        """The most hidden states that are pooled in one step, those of earlier steps among them."""
-        return max(self.max_num_batched_tokens, self.max_model_len)
-
-    @property
-    def most_rows(self) -> int:
-        """The most rows that sample in a step, guesses among them."""
-        return min(max(self.max_num_seqs, _LEAST_ROWS), self.max_num_batched_tokens)
-
-    @property
-    def most_embeddings(self) -> int:
-        """The most embeddings that an item may have, if the model has a tower; a step may need as many."""
-        return max(self.max_num_batched_tokens, min(self.max_model_len, _MOST_EMBEDDINGS))
-
-    @property
-    def staged_words(self) -> int:
-        """The words that most steps stage; a step with more, for long prompts, makes a larger buffer."""
-        return 4 * (self.max_num_batched_tokens + 8 * self.most_rows)
 
 
 def resolve_limits(config: WorkerConfig, device: Device) -> WorkerLimits:
@@ -153,7 +103,7 @@ def take_less(
     kills = -minimum(-times_killed(config.run_folder, config.place.name))
     most = limits.max_num_batched_tokens
     prompt = limits.max_model_len if whole or config.whole_prompts else 0
-    least = max(limits.max_num_seqs, _LEAST_ROWS, prompt)
+    least = max(limits.max_num_seqs, LEAST_ROWS, prompt)
     tokens = max(most // _TOKENS_BY_KILL**kills, min(most, least))
     if kills and config.place.rank == 0:
         logger.warning(
@@ -162,33 +112,6 @@ def take_less(
             *(kills, tokens, most),
         )
     return replace(limits, max_num_batched_tokens=tokens, kills=kills)
-
-
-def keep_media(
-    limits: WorkerLimits,
-    model: ServedModel,
-    config: WorkerConfig,
-    dtype: torch.dtype,
-    budget: Callable[[], CacheBudget],
-    minimum: Callable[[int], int],
-) -> WorkerLimits:
-    """Decide how many embeddings of media are kept for later requests, on all ranks as many (`minimum`).
-
-    `budget`: the memory for caches, of which they take a part.
-    """
-    tower, asked, kept = find_tower(model), config.options.mm_encoder_cache_gb, _NO_LIMIT
-    if tower is None or (asked is None and not model.causal):
-        return limits
-    if config.place.stage == 0:
-        whole = budget()
-        nbytes = min(whole.nbytes // _KEPT_PART, _MOST_KEPT) if asked is None else int(asked * GIB)
-        if nbytes > whole.most:
-            raise ValueError(
-                f"--mm-encoder-cache-gb asks for {asked:g} GiB of embeddings of pictures, and there are "
-                f"{whole.most / GIB:.2f} GiB of memory beside the weights: lower it"
-            )
-        kept = nbytes // row_bytes(tower, config.model, dtype)
-    return replace(limits, kept_embeddings=minimum(kept))
 
 
 def _model_len(config: WorkerConfig) -> int:

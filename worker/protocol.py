@@ -8,6 +8,7 @@ worker has sampled itself stay where they are, so a step can be planned before t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -215,6 +216,20 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def tokens(self) -> int:
         """The tokens that are computed for it in this step."""
         return self.count + len(self.guesses)
+
+    def count_held(self, sampled: Sequence[int]) -> int:
+        """How many of its guesses hold, where `sampled` are the tokens that were drawn in their places."""
+        held = 0
+        for guess, token in zip(self.guesses, sampled, strict=False):
+            if guess != token:
+                break
+            held += 1
+        return held
+
+    @property
+    def end(self) -> int:
+        """The position behind all that is written for it."""
+        return self.start + self.count + len(self.guesses) + self.proposes
 
 
 class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -47,7 +47,8 @@ from worker.ranks.rank_disk import RankDisk
 from worker.start import start
 
 if TYPE_CHECKING:
-    from worker.runner import Runner, StepOutcome
+    from worker.runner import Runner
+    from worker.steps.batch import Launched
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Rank:
         self._steps: deque[StepInput | Prepare | DiskOrder | WorkerCall] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
-        self._launched: SimpleQueue[tuple[int, StepOutcome] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[int, Launched] | None] = SimpleQueue()
 
     def send(self, message: RankMessage) -> None:
         """Send a message to the engine, from any thread."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,3 +119,10 @@ class CrossAttention(nn.Module):
 def cross_layers(modules: Iterator[nn.Module]) -> list[CrossAttention]:
     """The layers of cross-attention, in the order in which a step computes them."""
     return [each for each in modules if isinstance(each, CrossAttention)]
+
+
+def find_source_model(modules: Iterable[nn.Module]) -> SourceModel | None:
+    """The part of a model that answers to sources, among its modules, if there is one."""
+    return cast(
+        "SourceModel | None", next((each for each in modules if getattr(each, "source_kind", "")), None)
+    )

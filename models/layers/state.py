@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -59,3 +59,8 @@ class StateSpec(Protocol):
     def build(self, hidden_size: int, parallel: Parallel) -> StateLayer:
         """Make the layer of this rank: hidden states [T, hidden_size] -> [T, hidden_size]."""
         ...
+
+
+def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:
+    """The layers with states among modules."""
+    return [module for module in modules if isinstance(module, StateLayer)]

@@ -6,14 +6,14 @@ over neighbouring positions, and averaged. The way through that matrix is found 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.layers.cross_attention import CrossAttention
+from models.layers.cross_attention import CrossAttention, find_source_model
 from models.parallel.parallel import Parallel
 
 
@@ -99,3 +99,8 @@ def median_filter(x: Tensor, width: int) -> Tensor:
             low, high = torch.minimum(rows[at], rows[at + 1]), torch.maximum(rows[at], rows[at + 1])
             rows[at], rows[at + 1] = low, high
     return rows[reach]
+
+
+def find_alignment(modules: Iterable[nn.Module]) -> Alignment | None:
+    """What compares texts with their sources, if a model has heads for it, among its modules."""
+    return getattr(find_source_model(modules), "alignment", None)

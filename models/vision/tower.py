@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.config import ConfigError
 from models.media.files import PictureSettings
@@ -122,3 +122,19 @@ def cut_tiles(items: Sequence[TowerInput], side: int, patch: int) -> list[TowerI
         for item in items
         for tile in item.pixels.view(-1, side, side, 3)
     ]
+
+
+def count_layers(tower: Tower | None) -> int:
+    """The layers through which a tower takes an item, at most."""
+    modules = () if tower is None else cast("nn.Module", tower).modules()
+    return getattr(tower, "passes", 1) * sum(getattr(module, "pauses", False) for module in modules)
+
+
+def sees_media(tower: Tower | None) -> bool:
+    """Whether the tokens of an item see each other, those that follow included."""
+    return bool(getattr(tower, "sees_media", False))
+
+
+def sees_prompts(tower: Tower | None) -> bool:
+    """Whether all tokens of a prompt see each other, those that follow included."""
+    return bool(getattr(tower, "sees_prompt", False))

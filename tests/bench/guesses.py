@@ -35,7 +35,6 @@ from models.checkpoint.hub import DEMO
 from server.options.option_table import assemble
 from worker.protocol import Sampling, SeqStep, StepInput, StepOutput
 from worker.steps import guessed_states
-from worker.steps.guesses import count_held
 
 Text = tuple[list[int], list[int]]
 """A prompt, and its answer."""
@@ -64,7 +63,7 @@ class ReplayingExecutor(InlineExecutor):
 
     def count_held(self, seq: SeqStep, slots: object) -> int:
         """How many guesses of a sequence hold, by its text."""
-        return count_held(seq.guesses, self._slots[seq.slot][seq.start + seq.count :])
+        return seq.count_held(self._slots[seq.slot][seq.start + seq.count :])
 
 
 @dataclass

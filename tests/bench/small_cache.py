@@ -88,7 +88,7 @@ def open_runner(cache: str, given: argparse.Namespace) -> Runner:
         folder=folder, model=model, conversion=served_as, options=options, tasks=("generate",)
     )
     runner = Runner(config, lambda phase, fraction: None)
-    for layer in runner._attention_layers:  # pyright: ignore[reportPrivateUsage]
+    for layer in runner._model.attention_layers():  # pyright: ignore[reportPrivateUsage]
         for part in layer.cache_parts():
             for block in part:
                 block.copy_(rounded(torch.randn(_KV_HEADS, _BLOCK, _DIM), _CACHES[cache]))

@@ -13,7 +13,8 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.protocol import Add
-from worker.drafter.draft_model import DraftModel
+from worker.features.guesses.draft_model import DraftModel
+from worker.features.guesses.drafts import Drafts
 from worker.protocol import Sampling
 
 TARGET = "LlamaForCausalLM"
@@ -153,7 +154,7 @@ def test_a_pass_is_saved_where_its_guesses_are_verified(
     )
     with opened(target, same, **SIZES) as engine:
         extended = list[int]()
-        drafter = engine._executor._runner._drafter  # pyright: ignore
+        drafter = engine._executor._runner._hooks.find(Drafts).drafter  # pyright: ignore
         forward = drafter._forward
         drafter._forward = lambda *given: extended.append(len(given[0])) or forward(*given)
         answer(engine, [Add(id=1, tokens=[5, 9, 8], params=Sampling(max_tokens=40, temperature=0))])

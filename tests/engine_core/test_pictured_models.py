@@ -23,8 +23,8 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Tokens
 from models.config import read_config
 from worker.buffers import Buffer
-from worker.limits import WorkerLimits
-from worker.media import StepMedia
+from worker.capacity import WorkerLimits
+from worker.features.media.step_media import StepMedia
 from worker.protocol import Sampling, StepInput
 
 SETTINGS: dict[str, Any] = {

@@ -18,8 +18,8 @@ from engine_core.protocol import Add, Failed, Pooled, Source
 from engine_core.scheduling.step_builder import StepBuilder
 from server.speech.words import token_times
 from worker.buffers import Buffer
+from worker.features.media.step_sources import StepSources
 from worker.protocol import Pooling, Sampling, StepInput, Timestamps
-from worker.sources import StepSources
 
 OUTPUT = 8
 SOUNDS = [np.random.default_rng(seed).normal(size=(80, 3000)).astype(np.float32) for seed in range(3)]

@@ -11,7 +11,7 @@ from models.config import read_config
 from models.context import AdapterRows, ForwardContext
 from models.loader import LoadOptions
 from models.model import CausalLM, ServedModel
-from worker.calls.adapters import Adapters, lm_head
+from worker.calls.lora_store import Adapters, lm_head
 from worker.options import LoraOptions
 from worker.tables.adapter_rows import Run, numbers_of
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from models.config import read_config
 from models.context import ForwardContext, StateRows, context_without_rows, use_context
 from models.layers.moe import MoeMLP
+from models.layers.state import state_layers
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.ops.attention_inputs import stored_shape
@@ -27,7 +28,7 @@ from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace, Placement, Transport
 from models.parallel.parallel import Parallel, Replicas
 from models.state_rows import StateRow, state_columns
-from worker.cache.state_memory import StateMemory, state_layers
+from worker.features.states.state_memory import StateMemory
 
 Result = TypeVar("Result")
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
+import torch
+from sizes import worker_config
 from torch import Tensor
 
 from models.context import ForwardContext
+from worker.capacity import WorkerLimits
 from worker.devices.cpu import Cpu
-from worker.pooling import PoolPlan
+from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts
+from worker.features.pooling.vectors import PoolPlan
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets
-from worker.steps.batch import Batch, StepPlanner
+from worker.steps.batch import Batch
+from worker.steps.feature import Hooks
+from worker.steps.planner import StepPlanner
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 
@@ -44,9 +51,9 @@ class LaidOut:
     pooled: PoolPlan | None
 
     @classmethod
-    def of(cls, batch: Batch) -> LaidOut:
+    def of(cls, batch: Batch, pooled: PoolPlan | None) -> LaidOut:
         ids, context = batch.lay_out()
-        return cls(ids, context, batch.sampled, batch.prompt_logprobs, batch.pooled)
+        return cls(ids, context, batch.sampled, batch.prompt_logprobs, pooled)
 
 
 class Table:
@@ -65,10 +72,14 @@ class Table:
             self.device.staging_buffer, steps_ahead=1, words=8
         )  # too few: packets must grow
         needed = needed_positions or (lambda _, tokens: range(len(tokens)))
-        self.planner = StepPlanner(self.slots, BLOCKS, 100, Needed(needed))
+        kind = PooledTexts if paged else EncodedTexts
+        texts = cast("Any", Needed(needed)), (), worker_config(), 4, torch.float32, self.device.allocate
+        self.pools = kind(*texts, lambda: "")
+        self.pools.open(WorkerLimits(4, 4, 64, 20), self.slots, BLOCKS)
+        self.planner = StepPlanner(self.slots, BLOCKS, 100, Hooks([self.pools]))
         self.number = 0
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
         self.number += 1
         step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        return LaidOut.of(self.planner.plan(step, self.staging.open()))
+        return LaidOut.of(self.planner.plan(step, self.staging.open()), self.pools._plan)  # pyright: ignore[reportPrivateUsage]

@@ -1,7 +1,7 @@
 """Tiny mixtures whose experts can be divided among ranks."""
 
 from models.parallel.experts import ExpertPlace
-from worker.experts.balancer import ExpertMap, map_of
+from worker.features.experts.balancer import ExpertMap, map_of
 
 FAMILIES: dict[str, dict[str, object]] = {
     "Qwen2MoeForCausalLM": {

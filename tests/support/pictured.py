@@ -23,9 +23,8 @@ from torch import nn
 
 from models.media.item import AudioProcessor, Prepared, Processor
 from models.media.registry import find_media, make_processor
-from models.vision.tower import Tower, TowerInput, advance
+from models.vision.tower import Tower, TowerInput, advance, count_layers
 from worker.buffers import Buffer
-from worker.media import count_layers
 from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 

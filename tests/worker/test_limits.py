@@ -11,8 +11,9 @@ from models.conversion.conversion_choice import Conversion
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from models.quantization.config import MADE_ON_LOADING, METHODS
+from worker.capacity import WorkerLimits
 from worker.devices.cpu import Cpu
-from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits, take_less
+from worker.limits import fit_whole_sequences, resolve_limits, take_less
 from worker.options import Doc, WorkerOptions
 
 

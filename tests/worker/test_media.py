@@ -33,9 +33,10 @@ from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from models.vision.llava import LlavaTower
 from models.vision.model import find_tower
-from worker.devices.base import CacheBudget
+from worker.capacity import CacheBudget
 from worker.devices.cpu import Cpu
-from worker.media import MOST_PATCHES, media_bytes, row_bytes
+from worker.features.media.media import Media
+from worker.features.media.media_memory import MOST_PATCHES, media_bytes, row_bytes
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 
@@ -261,11 +262,11 @@ def test_embeddings_for_which_there_is_no_memory_are_refused(llava: Llava) -> No
 
 
 def test_the_smallest_picture_is_encoded_at_warm_up(llava: Llava, runner: Runner) -> None:
-    media = runner._media  # pyright: ignore[reportPrivateUsage]
+    media = runner._hooks.find(Media)  # pyright: ignore[reportPrivateUsage]
     assert media is not None
     with mock.patch.object(find_tower(runner._model), "encode") as encode:  # pyright: ignore[reportPrivateUsage]
         encode.return_value = iter(())
-        media.warm_up(llava.folder)
+        media._steps.warm_up(llava.folder)  # pyright: ignore[reportPrivateUsage]
     ((items,), _) = encode.call_args
     assert [(item.pixels.shape, item.grid, item.embeddings) for item in items] == [
         ((28, 28, 3), (1, 2, 2), 4)

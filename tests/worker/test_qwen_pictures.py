@@ -16,9 +16,11 @@ from sizes import worker_config
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from models.vision.model import find_tower
-from worker.media import row_bytes
+from worker.features.media.media import Media
+from worker.features.media.media_memory import row_bytes
 from worker.protocol import Encode, NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
+from worker.sampling.token_bounds import nothing_follows
 
 SIZES = {"max_num_seqs": 6, "block_size": 4, "num_gpu_blocks_override": 256, "max_model_len": 96}
 GREEDY = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
@@ -44,11 +46,12 @@ def test_answers_are_those_of_transformers(pictured: Pictured, runner: Runner, c
 def test_rows_that_deeper_layers_add_count_among_the_bytes_that_are_kept(
     pictured: Pictured, runner: Runner
 ) -> None:
-    media, tower = runner._media, find_tower(runner._model)  # pyright: ignore[reportPrivateUsage]
+    media = runner._hooks.find(Media)  # pyright: ignore[reportPrivateUsage]
+    tower = find_tower(runner._model)  # pyright: ignore[reportPrivateUsage]
     assert media is not None and tower is not None
     items = encoded(pictured.prompts, pictured.asked[-1])
-    media.update(StepInput(1, [], [], fresh=True, encode=items))
-    rows = media._rows.values()  # pyright: ignore[reportPrivateUsage]
+    media.before(StepInput(1, [], [], fresh=True, encode=items), nothing_follows)
+    rows = media._steps._rows.values()  # pyright: ignore[reportPrivateUsage]
     each = row_bytes(tower, read_config(pictured.folder), torch.float32)
     assert sum(one.untyped_storage().nbytes() for one in rows) == each * sum(map(len, rows))
 

@@ -30,7 +30,7 @@ from server.requests.spaces import find_space
 from worker.config import Place
 from worker.devices.fingerprint import find_digests
 from worker.devices.selection import choose_dtype, open_device
-from worker.pooling import vector_facts, widths
+from worker.features.pooling.vectors import vector_facts, widths
 
 
 def asking(**fields: object) -> EmbeddingRequest:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from models.layers.attention import Attention, CachedAttention
 from models.ops.attention_inputs import stored_shape
+from worker.capacity import WorkerLimits
 from worker.devices.base import Device
-from worker.limits import WorkerLimits
 
 _KEYS_AT_ONCE = 64
 """The most keys that a kernel reads at once, from a multiple of their number on: some lie before a window."""

@@ -18,17 +18,16 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
 from models.ops.attention_inputs import CODES
-from models.parallel.experts import count_chosen
+from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.config import Place, WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Device
+from worker.devices.base import Device
 from worker.disk.block_files import Bytes
 from worker.host.memory import PageToucher
-from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
-from worker.pooling import MOST_QUERY_BYTES, HiddenStore, samples
 from worker.protocol import StepInput
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
+from worker.tasks import samples
 from worker.worker_facts import blocks_held
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class CacheSize:
     num_blocks: int
     """Blocks that the engine may use; the scratch block comes after them."""
     block_bytes: int
-    """Bytes of a block in all layers together, and in the store of hidden states beside them."""
+    """Bytes of a block in all layers together, and of what features keep of it."""
     max_model_len: int
     """The length that was asked for, or as much of the model's as fits."""
 
@@ -52,20 +51,12 @@ class Cache:
     """The cache of one rank. The attention layers hold keys and values themselves."""
 
     size: CacheSize
-    hidden: HiddenStore | None = None
-    """The store of hidden states, if a task reads those of earlier steps."""
     page_toucher: PageToucher | None = None
     parts: Sequence[Tensor] = ()
-    """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and hidden states."""
-
-    source_blocks: int = 0
-    """The blocks for sources, behind which there is one that is zero."""
-    source_toucher: PageToucher | None = None
+    """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and what features keep."""
 
     def begin(self, kept: int = 0) -> None:
         """Have the first pages made, for the first requests, which may find so many blocks `kept` on disk."""
-        if self.source_toucher is not None:
-            self.source_toucher.start()
         if self.page_toucher is not None:
             self.page_toucher.start(kept)
 
@@ -73,16 +64,10 @@ class Cache:
         """Have pages made ahead of the blocks that a step writes."""
         if self.page_toucher is not None:
             self.page_toucher.follow(block for seq in step.seqs for block in seq.blocks)
-        if self.source_toucher is not None and step.sources:
-            self.source_toucher.follow(block for source in step.sources for block in source.blocks)
 
     def close(self) -> None:
-        for toucher in self._touchers:
-            toucher.close()
-
-    @property
-    def _touchers(self) -> list[PageToucher]:
-        return [each for each in (self.page_toucher, self.source_toucher) if each is not None]
+        if self.page_toucher is not None:
+            self.page_toucher.close()
 
     def make_pages(self, blocks: int) -> None:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""
@@ -196,22 +181,19 @@ def bytes_beside_cache(
 ) -> int:
     """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
     model, place = config.model, config.place
-    generates, pools = samples(tasks), any(not samples([task]) for task in tasks)
     ranks, replicas = place.tensor_size, place.expert_replicas
 
     def attention(tokens: int) -> int:
         return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
 
-    step = step_bytes(model, limits, dtype, pools=pools, place=place, groups=groups)
+    step = step_bytes(model, limits, dtype, place=place, groups=groups)
     step += attention(limits.max_num_batched_tokens)
-    if place.expert_size > 1 and place.expert_transport == "all_to_all":
-        step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
     if replicas > 1:  # their steps are not recorded
         return step
     copies = 4 if ranks == 1 else 5  # logits, also in pieces of ranks; copies, to cap, mask and rank them
     return step + device.recording_bytes(
         limits.max_num_seqs,
-        per_row=copies * 4 * model.vocab_size if generates else 0,
+        per_row=copies * 4 * model.vocab_size if samples(tasks) else 0,
         per_token=_token_numbers(model, ranks) * dtype.itemsize,
         attention=attention,
     )
@@ -222,7 +204,6 @@ def step_bytes(
     limits: WorkerLimits,
     dtype: torch.dtype,
     *,
-    pools: bool,
     place: Place,
     groups: int = 1,
 ) -> int:
@@ -232,22 +213,13 @@ def step_bytes(
     all replicas that share experts may come to this rank.
     """
     tokens = limits.max_num_batched_tokens * place.expert_replicas
-    pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     return (
         tokens * _token_numbers(model, place.tensor_size) * dtype.itemsize
         + 3 * 4 * limits.most_rows * model.vocab_size  # logits; two copies, to cap, mask and rank them
         + 6 * WORKSPACE
-        + pooled  # the hidden states, and float32 copies on their way to results
-        + (MOST_QUERY_BYTES if pools else 0)
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size, groups)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )
-
-
-def _result_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """The bytes of a token's rows for experts whose results return apart, and of those results."""
-    results = 3 * 4  # float32: as they are made, as they come back, and in the order of experts
-    return count_chosen(model) * model.hidden_size * (results + dtype.itemsize)
 
 
 def _token_numbers(model: ModelConfig, ranks: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,15 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from models.model import ServedModel
 from models.plugins import load_plugin
 from worker import logs
-from worker.calls.adapters import Adapters
-from worker.calls.messages import (
-    APPLY_MODEL,
-    DROP_ADAPTER,
-    ENTER_ADAPTER,
-    READ_ADAPTER,
-    WorkerCall,
-    WorkerReturn,
-)
+from worker.calls.messages import APPLY_MODEL, WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
 from worker.options import ProfilerOptions, read_profiler
 
@@ -36,13 +28,14 @@ class WorkerCalls:
     """Runs the methods that can be called: between steps, in the thread of these, but for BESIDE_STEPS."""
 
     def __init__(
-        self, config: WorkerConfig, model: ServedModel, device: torch.device, adapters: Adapters | None = None
+        self,
+        config: WorkerConfig,
+        model: ServedModel,
+        device: torch.device,
+        methods: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """Raises ValueError if the operator's class cannot be used."""
-        self._own: dict[str, Callable[..., Any]] = {APPLY_MODEL: self._apply_model}
-        if adapters is not None:
-            methods = (adapters.read, adapters.enter, adapters.drop)
-            self._own |= zip((READ_ADAPTER, ENTER_ADAPTER, DROP_ADAPTER), methods, strict=True)
+        """`methods`: those of features, by name. Raises ValueError if the operator's class cannot be used."""
+        self._own: dict[str, Callable[..., Any]] = {APPLY_MODEL: self._apply_model, **methods}
         options = read_profiler(config.options.profiler_config)
         self._profiler = None if options is None else Profiler(options, config.place.rank, device)
         self._model = model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.capacity import CacheBudget
 from worker.config import WorkerConfig
 from worker.disk.host_copies import HostCopies
 from worker.host.memory import PageToucher
@@ -26,8 +27,6 @@ from worker.sampling.top_k_top_p import Draw
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -36,19 +35,6 @@ class Defaults:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheBudget:
-    nbytes: int
-    flag: str
-    """The option that an operator changes to get another budget."""
-    most: int
-    """The bytes that the device has beside the weights, whatever is asked for."""
-
-    def less(self, nbytes: int) -> CacheBudget:
-        """What is left of it when so many bytes are taken."""
-        return replace(self, nbytes=max(0, self.nbytes - nbytes), most=max(0, self.most - nbytes))
 
 
 class Device(Protocol):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
+from worker.devices.base import Defaults, plain_attention_bytes
 from worker.disk.host_copies import AtOnce, HostCopies, make_copies
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
@@ -106,9 +107,9 @@ class Cpu:
             record = partial(recorded, library=library, layout=layout) if groups.alone else None
             if record is not None:
                 compute.forward = record(compute.forward)
-            if (drafter := compute.drafter) is not None:
-                may_record = drafter.make_stream(0) is None  # they read tokens alone
-                drafter.quicken(layout, record if may_record else None)
+            if (passes := compute.passes) is not None:
+                may_record = passes.make_stream(0) is None  # recordings read tokens alone
+                passes.quicken(layout, record if may_record else None)
         return compute
 
     def recording_bytes(

@@ -24,8 +24,9 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
+from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
+from worker.devices.base import Defaults, plain_attention_bytes
 from worker.devices.pinned import CudaLane, pin, pinned_upload
 from worker.disk.host_copies import HostCopies, make_copies
 from worker.host.memory import PageToucher
@@ -192,8 +193,8 @@ class Cuda:
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Replay small steps as graphs, and send plans of attention along with all others."""
-        if compute.slots.sources is not None:
-            return compute  # no graph has what cross-attention reads
+        if any(each() for each in compute.hooks.keeps_from_graphs):
+            return compute
         from worker.kernels.cuda.draw_kernel import draw, draw_into  # imports Triton, as `__init__` does
         from worker.kernels.cuda.steps.graph_capture import CudaCapture
         from worker.kernels.cuda.steps.step_graphs import open_graphs

@@ -5,44 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from models.context import AdapterRows, ForwardContext, use_context
-from models.layers.state import StateLayer
+from models.context import ForwardContext, use_context
 from models.model import Forward, ServedModel, stream_size
-from worker.calls.adapters import lm_head
-from worker.pooling import HiddenStore
-from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.ranks.pipeline_stage import Stage
 from worker.sampling.grouped_logits import Scan
 from worker.sampling.logprobs import prompt_logprob_table, rows_at_once
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
-from worker.steps.batch import Batch
-from worker.steps.drafting import Drafter
-from worker.steps.guessed_states import read_later
-from worker.tables.adapter_rows import chosen_rows
+from worker.steps.batch import Batch, Outcome
+from worker.steps.feature import Hooks, Passes, Run
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
-
-WriteBounds = Callable[[Tensor], None]
-"""The type of a function that waits for the bounds of a step and writes them into its logits [R, V]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    hidden: Tensor  # [T, H] the last hidden states, or what the next stage gets
-    tokens: SampledTokens | None
-    prompt_tables: list[Tensor]  # one for each of Batch.prompt_logprobs
-    landed: Callable[[], None] | None = None
-    """What is left to be done when the sampled tokens are in the table, in a stage before the last one."""
 
 
 class Computing(Protocol):
@@ -52,7 +32,7 @@ class Computing(Protocol):
     forms: Forms | None
     """The recordings for which steps may be planned."""
 
-    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome: ...
+    def __call__(self, batch: Batch) -> Outcome: ...
 
     def prepare(self) -> bool:
         """Work for a moment, while no step is under way, to speed up later ones -> whether more is left."""
@@ -100,13 +80,9 @@ class Compute:
     stage: Stage | None
     generates: bool
     """Whether there are steps that sample."""
+    hooks: Hooks = field(default_factory=Hooks)
     kills: int = 0
     """How many workers were killed in this one's place because memory ran out."""
-    hidden_store: HiddenStore | None = None
-    """Where all last hidden states are stored, if some task reads those of earlier steps."""
-    replicas: HalfStepGroup | None = None
-    """This rank and those with which it may compute halves of steps."""
-    drafter: Drafter | None = None
     lay_out: LayOut = lay_out
     forms: Forms | None = None
     urgent: int = 0
@@ -115,64 +91,55 @@ class Compute:
         self.forward: Forward = self.model.forward
         if self.stage is not None:
             self.stage.width = stream_size(self.model, self.stage.width)
-        self._head = lm_head(self.model.modules()) if self.slots.adapts else None
-        self._state_layers = [each for each in self.model.modules() if isinstance(each, StateLayer)]
+        self._run: Run = self._run_forward
+        for around in self.hooks.around:
+            self._run = around(self._run)
+
+    @property
+    def passes(self) -> Passes | None:
+        """The forward passes of a feature, which a device may record beside the model's."""
+        return next((found for each in self.hooks.passes if (found := each()) is not None), None)
 
     @property
     def ends_model(self) -> bool:
         """Whether this computes the last layers, after which tokens are sampled and texts pooled."""
         return self.stage is None or self.stage.last
 
-    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
+    def __call__(self, batch: Batch) -> Outcome:
         ids, context = batch.lay_out()
-        context.replica_tokens = batch.step.replica_tokens
         stream = self.stage.open_stream(len(ids)) if self.stage else None
         if self.stage and stream is not None:
             self.stage.receive_stream(stream)
-        hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
-        return self.follow(batch, ids, context, self.finish(batch, hidden, write_bounds, context.adapters))
+        hidden = self.compute_hidden(ids, context, stream)
+        return self.follow(batch, ids, context, self.finish(batch, hidden, context))
 
     def follow(self, batch: Batch, ids: Tensor, context: ForwardContext, outcome: Outcome) -> Outcome:
-        """Let states go on by guesses that hold, and the drafter read a step of these tokens [T]."""
-        if self._state_layers and batch.asked is not batch.step:
-            landed = read_later(self._state_layers, batch, self.slots, copies=not self.ends_model)
-            if self.ends_model:
-                landed()
-            else:
-                outcome = replace(outcome, landed=landed)
-        if self.drafter is not None:
-            self.drafter.extend(batch, ids, context, outcome.hidden)
+        """Have features compute what follows a step of these tokens [T]."""
+        for follow in self.hooks.follow:
+            outcome = follow(batch, ids, context, outcome)
         return outcome
 
-    def finish(
-        self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds, adapters: AdapterRows | None
-    ) -> Outcome:
+    def finish(self, batch: Batch, hidden: Tensor, context: ForwardContext) -> Outcome:
         """Compute what follows the last hidden states [T, H] of a step."""
         if not self.ends_model:
             return Outcome(hidden, None, [])
-        tables = self.report_prompts(batch, hidden, adapters)
-        sampled = batch.sampled
-        if sampled is None:
+        tables = self.report_prompts(batch, hidden, context)
+        if batch.sampled is None:
             return Outcome(hidden, None, tables)
-        logits = self.logits(hidden, sampled.last, adapters)
-        return Outcome(hidden, self.choose(logits, sampled, write_bounds), tables)
+        logits = self.logits(hidden, batch.sampled.last, context)
+        return Outcome(hidden, self.choose(logits, batch, batch.sampled), tables)
 
-    def logits(self, hidden: Tensor, chosen: Tensor | slice | None, adapters: AdapterRows | None) -> Tensor:
-        """The logits of chosen rows of hidden states [T, H], or of all, whose tokens have these adapters."""
-        rows = hidden if chosen is None else hidden[chosen]
-        if self._head is None or adapters is None or not self.slots.adapt_head(adapters):
-            return self.model.logits(rows)
-        self._head.adapted = adapters if chosen is None else chosen_rows(adapters, chosen)
-        try:
-            return self.model.logits(rows)
-        finally:
-            self._head.adapted = None
+    def logits(self, hidden: Tensor, chosen: Tensor | slice | None, context: ForwardContext) -> Tensor:
+        """The logits of chosen rows of the hidden states [T, H] of a step, or of all."""
+        for prepare in self.hooks.before_logits:
+            prepare(context, chosen)
+        return self.model.logits(hidden if chosen is None else hidden[chosen])
 
-    def report_prompts(self, batch: Batch, hidden: Tensor, adapters: AdapterRows | None) -> list[Tensor]:
+    def report_prompts(self, batch: Batch, hidden: Tensor, context: ForwardContext) -> list[Tensor]:
         """The logprobs of prompts, one table for each of Batch.prompt_logprobs."""
 
         def logits_of(rows: slice) -> Tensor:
-            return self.logits(hidden, rows, adapters)
+            return self.logits(hidden, rows, context)
 
         size = rows_at_once(self.vocab_size, self.kills)
         return [
@@ -185,48 +152,39 @@ class Compute:
     def close(self) -> None:
         """Do nothing: there are no recordings."""
 
-    def compute_hidden(
-        self,
-        ids: Tensor,
-        context: ForwardContext,
-        first_halves: Sequence[int] = (),
-        stream: Tensor | None = None,
-    ) -> Tensor:
-        """The last hidden states [T, H], which are stored, too. `stream` [T, width]: the stage before's."""
-
-        def compute(part: ForwardContext, own: slice) -> Tensor:
-            if ids.is_cuda:
-                torch.cuda.set_device(ids.device)  # a thread of its own begins with the first one
-            with torch.inference_mode(), use_context(part):
-                return self.forward(ids[own], part.positions, None if stream is None else stream[own])
-
-        if first_halves and self.replicas is not None:
-            first, second = cut_step(context, first_halves, self.replicas.rank)
-            tokens = len(first.positions)
-            halves = self.replicas.compute_both(
-                lambda: compute(first, slice(tokens)), lambda: compute(second, slice(tokens, None))
-            )
-            hidden = torch.cat(halves)
-        else:
-            with use_context(context):
-                hidden = self.forward(ids, context.positions, stream)
-        if self.hidden_store is not None:
-            self.hidden_store.write(hidden, context)
+    def compute_hidden(self, ids: Tensor, context: ForwardContext, stream: Tensor | None = None) -> Tensor:
+        """The last hidden states [T, H]. `stream` [T, width]: the stage before's."""
+        hidden = self._run(ids, context, stream)
+        for keep in self.hooks.keep:
+            keep(hidden, context)
         return hidden
 
-    def choose(self, logits: Tensor, sampled: SampleTargets, write_bounds: WriteBounds) -> SampledTokens:
+    def _run_forward(self, ids: Tensor, context: ForwardContext, stream: Tensor | None) -> Tensor:
+        with use_context(context):
+            return self.forward(ids, context.positions, stream)
+
+    def choose(self, logits: Tensor, batch: Batch, targets: SampleTargets) -> SampledTokens:
         """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""
-        table = self.slots.tokens
-        forbid = write_bounds if sampled.bound else None
-        process = None if self.slots.processors is None else partial(self._process, sampled)
-        plan = sampled.plan
-        tokens = sample(logits, plan, table, self.scan, draw=self.draw, forbid=forbid, process=process)
-        table.view(-1)[sampled.flat] = tokens.tokens
+        table, hooks = self.slots.tokens, self.hooks
+        tokens = sample(
+            logits,
+            targets.plan,
+            table,
+            self.scan,
+            draw=self.draw,
+            forbid=partial(self._forbid, batch) if targets.bound else None,
+            process=partial(self._process, targets) if hooks.process else None,
+        )
+        table.view(-1)[targets.flat] = tokens.tokens
         return tokens
 
-    def _process(self, sampled: SampleTargets, logits: Tensor) -> dict[int, str]:
-        """Have the operator's processors change logits -> row: why it samples nothing."""
-        if self.slots.processors is None:
-            return {}
-        last_tokens = self.slots.tokens.view(-1)[sampled.flat - 1]
-        return self.slots.processors.apply(logits, sampled.slots, last_tokens)
+    def _forbid(self, batch: Batch, logits: Tensor) -> None:
+        for forbid in self.hooks.forbid:
+            forbid(logits, batch)
+
+    def _process(self, targets: SampleTargets, logits: Tensor) -> dict[int, str]:
+        """Have features change logits -> row: why it samples nothing."""
+        last, failed = self.slots.tokens.view(-1)[targets.flat - 1], dict[int, str]()
+        for process in self.hooks.process:
+            failed |= process(logits, targets, last)
+        return failed

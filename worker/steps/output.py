@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from models.pooling.pooler import SparseWeights
-from worker.pooling import PooledRow, PooledVectors
-from worker.protocol import ExpertReport, StepOutput, TokenLogprobs, Vectors
+from worker.protocol import StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
-from worker.sampling.sampler import SampledTokens
-from worker.steps.batch import Batch
-from worker.steps.guesses import Sampled, find_held
+from worker.steps.batch import Batch, Outcome, PooledRow, PooledVectors
+
+Tell = Callable[[StepOutput], StepOutput]
+"""The type of a function that completes an output."""
 
 NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"
@@ -53,15 +53,11 @@ class OutputDevice(Protocol):
 
 
 def fetch_output(
-    device: OutputDevice,
-    batch: Batch,
-    tokens: SampledTokens | None,
-    prompt_tables: list[Tensor],
-    pooled: PooledVectors,
-    experts: ExpertReport | None,
+    device: OutputDevice, batch: Batch, outcome: Outcome, pooled: PooledVectors, tells: Sequence[Tell]
 ) -> StepHandle:
     """Start the one copy to the host. Slots may have other sequences when the handle is read."""
-    tables = [*(tokens.logprobs if tokens else []), *prompt_tables]
+    tokens = outcome.tokens
+    tables = [*(tokens.logprobs if tokens else []), *outcome.prompt_tables]
     parts = [part.flatten() for part in ([tokens.packed, *tables] if tokens else tables)]
     if pooled.vectors:
         parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
@@ -70,11 +66,11 @@ def fetch_output(
     packed = torch.cat(parts) if len(parts) > 1 else parts[0]
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
     vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
-    compiled = device.kernel_compilations
     failed = dict(pooled.failed)
     if tokens is not None and batch.sampled is not None:
         failed |= {batch.sampled.rows[row]: reason for row, reason in tokens.failed.items()}
-    return StepHandle(batch, shapes, vectors, failed, compiled, experts, device.fetch(packed))
+    compiled = device.kernel_compilations
+    return StepHandle(batch, shapes, vectors, failed, compiled, tells, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +84,13 @@ class StepHandle:
     _refused: dict[int, str]
     _compiled: int
     """How many kernels the worker has compiled so far."""
-    _experts: ExpertReport | None
+    _tells: Sequence[Tell]
     _fetch: Fetch
 
     def result(self) -> StepOutput:
         """Wait for the output of this step, but not for later steps."""
         words = self._fetch.wait()
-        step, asked, targets = self._batch.step, self._batch.asked, self._batch.sampled
+        step, targets = self._batch.step, self._batch.sampled
         seqs, rows = step.seqs, targets.rows if targets else []
         tokens = [-1] * len(seqs)
         failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
@@ -104,26 +100,24 @@ class StepHandle:
 
         tables = self._tables(words[2 * len(rows) :])
         pooled = self._pooled(words, failed)
-        sampled = Sampled(tokens, self._logprobs(tables))
-        if asked is not step:
-            sampled = find_held(asked.seqs, sampled.tokens, sampled.logprobs)
-        if not all(finite):
-            sampling = zip(asked.seqs, sampled.tokens, strict=True)
-            failed = {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0} | failed
-        return StepOutput(
+        output = StepOutput(
             number=step.number,
-            tokens=sampled.tokens,
-            logprobs=sampled.logprobs,
+            tokens=tokens,
+            logprobs=self._logprobs(tables),
             prompt_logprobs={
                 wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs
             },
             failed=failed,
             pooled=pooled,
-            held=sampled.held,
-            held_logprobs=sampled.held_logprobs,
             kernel_compilations=self._compiled,
-            experts=self._experts,
         )
+        for tell in self._tells:
+            output = tell(output)
+        if all(finite):
+            return output
+        sampling = zip(self._batch.asked.seqs, output.tokens, strict=True)
+        wrong = {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0}
+        return msgspec.structs.replace(output, failed=wrong | output.failed)
 
     def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:
         start = 0

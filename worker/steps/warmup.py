@@ -8,8 +8,8 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from worker.pooling import samples
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput, Task
+from worker.tasks import samples
 from worker.worker_facts import WorkerFacts
 
 TOKENS = 16

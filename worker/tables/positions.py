@@ -6,7 +6,7 @@ they compute, so the CPU has its own (`worker/kernels/cpu/recording.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from models.context import AdapterRows, ForwardContext, StateRows
 from models.state_rows import StateRow, state_columns
 from worker.protocol import SeqStep
-from worker.tables.adapter_rows import Run, adapter_runs, numbers_of
+from worker.tables.adapter_rows import Run, numbers_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Columns:
-    """The fields of StepInput.seqs as lists."""
+    """What layouts read of a step: the fields of StepInput.seqs as lists, and what features add to them."""
 
     slots: list[int]  # [B]
     starts: list[int]  # [B]
@@ -31,10 +31,11 @@ class Columns:
     ends: list[int]  # [B] tokens of each sequence once the step is done
     query_starts: list[int]  # [B + 1]
     states: list[StateRow] = field(default_factory=list[StateRow])  # [B]; nothing if no layer has states
+    adapters: list[Run] = field(default_factory=list[Run])  # nothing if no token has one
+    types: list[int] | None = None  # [T]: 1 in the second text of a pair, else 0; None: all are 0
 
     @classmethod
-    def of(cls, seqs: list[SeqStep], states: list[StateRow] | None = None) -> Columns:
-        """`states`: where those of each row are read and written, if layers have states."""
+    def of(cls, seqs: Sequence[SeqStep]) -> Columns:
         counts = [seq.count for seq in seqs]
         return cls(
             slots=[seq.slot for seq in seqs],
@@ -42,7 +43,6 @@ class Columns:
             counts=counts,
             ends=[seq.start + seq.count for seq in seqs],
             query_starts=[0, *accumulate(counts)],
-            states=states or [],
         )
 
 
@@ -59,8 +59,9 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
-    runs = runs_of(columns, slots)
+    runs = columns.adapters
     adapters = packet.ints(np.array(numbers_of(runs, len(rows)))) if runs else None
+    types = None if columns.types is None else packet.ints(columns.types)
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
     state_table = packet.ints(np.array(state_columns(columns.states)).ravel()) if columns.states else None
 
@@ -92,15 +93,11 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
             context.states = StateRows(state_table.view(-1, len(counts)), columns.states)
         if adapters is not None:
             context.adapters = AdapterRows(adapters[: len(positions)], adapters[len(positions) :], runs)
+        context.token_types = None if types is None else types.long()
         context.others = [of_group(table) for table in slots.block_tables[1:]]
         return ids, context
 
     return finish
-
-
-def runs_of(columns: Columns, slots: Slots) -> list[Run]:
-    """The runs of a step's tokens with the same adapter; nothing if no token has one."""
-    return adapter_runs(slots, columns.slots, columns.starts, columns.counts)
 
 
 def blocks_of(columns: Columns, slots: Slots) -> int:

@@ -17,9 +17,9 @@ from torch import Tensor
 from models.state_rows import STATE_COLUMNS, StateRow
 from worker.protocol import SeqStep
 from worker.tables.adapter_rows import numbers_of
-from worker.tables.positions import Columns, StepTokens, runs_of
+from worker.tables.positions import Columns, StepTokens
 from worker.tables.random_bits import stream
-from worker.tables.slots import STATE_WORDS, Slots
+from worker.tables.slots import PROGRESS_WORDS, Slots
 from worker.tables.staging import Column, Packet
 
 LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
@@ -28,12 +28,12 @@ SHIFT = STREAM + 2
 The shift is that of `Slots`. Words behind it mean nothing."""
 
 
-class SlotStates:
+class SlotProgress:
     """The table of what recorded steps must know of each slot, and what the host knows of its content."""
 
     def __init__(self, slots: Slots) -> None:
         rows = slots.count + 1
-        self.table = slots.states
+        self.table = slots.progress
         self._slots = slots
         self._lengths, self._indices = np.full((2, rows), -1, np.int64)
         """The lengths and counts of output tokens that the table has; -1 where that is not known."""
@@ -43,14 +43,14 @@ class SlotStates:
         slots, held = self._slots, np.array([seq.slot for seq in seqs], np.int64)
         self._lengths[held] = [seq.start + seq.count for seq in seqs]
         self._indices[held] = [seq.output_index + seq.samples for seq in seqs]
-        words = np.zeros((len(held), STATE_WORDS), np.int32)
+        words = np.zeros((len(held), PROGRESS_WORDS), np.int32)
         words[:, LENGTH], words[:, INDEX] = self._lengths[held], self._indices[held]
         words[:, TOP_K] = slots.top_k[held]
         for word, values in ((TEMPERATURE, slots.temperature), (TOP_P, slots.top_p), (MIN_P, slots.min_p)):
             words[:, word] = values[held].view(np.int32)
         words[:, SHIFT] = slots.shift[held]
         words[:, STREAM:SHIFT] = stream(slots.seed[held]).view(np.int32).reshape(-1, 2)
-        flat = held[:, None] * STATE_WORDS + np.arange(STATE_WORDS)
+        flat = held[:, None] * PROGRESS_WORDS + np.arange(PROGRESS_WORDS)
         return flat.reshape(-1), words.reshape(-1)
 
     def knows(self, seqs: Sequence[SeqStep]) -> bool:
@@ -93,16 +93,16 @@ class MixedForm:
 
 @dataclass(frozen=True, slots=True)
 class StagedForm:
-    """A mixed step at the beginning of a packet, and what `worker.tables.positions.LayOut` returns for it."""
+    """A recorded step at the beginning of a packet, and what a `LayOut` returns for it."""
 
-    form: MixedForm
+    form: Form | MixedForm
     finish: Callable[[], StepTokens]
 
 
 class Forms(Protocol):
     """The recordings of a device."""
 
-    states: SlotStates
+    progress: SlotProgress
     chooses: bool
     """Whether recordings can choose tokens; else a later stage of the model does."""
     draws: bool
@@ -114,13 +114,10 @@ class Forms(Protocol):
         """The smallest recorded form that has so many rows, if that is not far too large."""
         ...
 
-    def stage_mixed(
-        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
-    ) -> StagedForm | None:
+    def stage_mixed(self, columns: Columns, sampling: Sequence[int], packet: Packet) -> StagedForm | None:
         """Begin a packet with the form of any step, if one is recorded that is not far too large.
 
-        `token_types`: those of all tokens, if some are not 0. `sampling`: the rows that sample, if recordings
-        can choose all their tokens.
+        `sampling`: the rows that sample, if recordings can choose all their tokens.
         """
         ...
 
@@ -141,8 +138,8 @@ def find_form(forms: Forms, seqs: Sequence[SeqStep], columns: Columns, slots: Sl
     if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
         return None
     whole = can_choose(forms, seqs, slots)
-    form = forms.find(len(seqs), whole=whole, adapted=bool(runs_of(columns, slots)))
-    return form if form is not None and forms.states.knows(seqs) else None
+    form = forms.find(len(seqs), whole=whole, adapted=bool(columns.adapters))
+    return form if form is not None and forms.progress.knows(seqs) else None
 
 
 def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
@@ -151,7 +148,7 @@ def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
     It counts the tokens of a slot in the table on the device, so that no slot may have two rows.
     """
     held = [seq.slot for seq in sampling]
-    if not forms.chooses or slots.processors is not None or len(set(held)) < len(held):
+    if not forms.chooses or slots.changes_logits or len(set(held)) < len(held):
         return False
     asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
     if not forms.draws:
@@ -166,7 +163,7 @@ def send_form(
     step: Columns,
     slots: Slots,
     packet: Packet,
-) -> None:
+) -> StagedForm:
     """Begin a packet with a form: slots, and for each the next entry of its block tables, -1 for none.
 
     If layers have states, their places follow, and then the numbers of adapters, if the form has some.
@@ -183,6 +180,11 @@ def send_form(
         words = state_words(step.states, form.rows, slots.dummy)
         columns.append(Column(words, 0, len(words)))
     if form.adapted:
-        columns.append(Column(numbers_of(runs_of(step, slots), len(seqs))[: len(seqs)], 0, form.rows))
+        columns.append(Column(numbers_of(step.adapters, len(seqs))[: len(seqs)], 0, form.rows))
     packet.begin_form(forms.buffer, columns)
-    forms.states.advance(held)
+    forms.progress.advance(held)
+    return StagedForm(form, _not_laid_out)
+
+
+def _not_laid_out() -> StepTokens:
+    raise ValueError("a step was sent as a form, and nobody replays it")

@@ -20,7 +20,7 @@ from torch import Tensor
 MakeBuffer = Callable[[int], tuple[Tensor, Tensor]]
 """The type of `Device.staging_buffer`: so many int32 words on the host, and their copy on the device."""
 
-_ALIGNED = 4
+_MULTIPLE = 4
 """The words of which a tensor's beginning is a multiple."""
 
 
@@ -35,12 +35,12 @@ class Column:
 
 def columns_of(buffer: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """The columns of a form that begins at the beginning of a buffer."""
-    starts = [0, *accumulate(map(_aligned, lengths))]
+    starts = [0, *accumulate(map(_padded, lengths))]
     return [buffer[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def _aligned(words: int) -> int:
-    return -(-words // _ALIGNED) * _ALIGNED
+def _padded(words: int) -> int:
+    return -(-words // _MULTIPLE) * _MULTIPLE
 
 
 class Packet:
@@ -66,7 +66,7 @@ class Packet:
         They lie at the beginning of `buffer`, on the device, in every step: recordings read them there, where
         `columns_of` finds them. What follows lies behind them.
         """
-        words = sum(_aligned(column.length) for column in columns)
+        words = sum(_padded(column.length) for column in columns)
         if words > len(self._words):  # parts of a form never lie elsewhere
             self._take_buffer(2 * words)
         self._on_device = buffer
@@ -85,7 +85,7 @@ class Packet:
             self._grow(len(words))
         piece = slice(self._used, self._used + len(words))
         self._words[piece] = words
-        self._used = _aligned(piece.stop)
+        self._used = _padded(piece.stop)
         return self._on_device[piece]
 
     def _grow(self, words: int) -> None:

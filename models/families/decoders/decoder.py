@@ -5,7 +5,7 @@ A family is a `DecoderSpec`, which its own file makes of its own fields of confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -323,3 +323,8 @@ def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Par
         sources=GATE_AND_UP,
         names=("gate_up_proj", "down_proj") if spec.gate_up_in_one else None,
     )
+
+
+def lm_head(modules: Iterable[nn.Module]) -> LMHead | None:
+    """The LM head of a model that generates, among its modules."""
+    return next((each.lm_head for each in modules if isinstance(each, TrunkForCausalLM)), None)

@@ -13,9 +13,8 @@ from sizes import worker_config
 from models.layers.attention import Attention, CachedAttention
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
 from worker.cache.kv_cache import size_cache
-from worker.devices.base import CacheBudget
+from worker.capacity import CacheBudget, WorkerLimits
 from worker.devices.cpu import Cpu
-from worker.limits import WorkerLimits
 from worker.worker_facts import blocks_held
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=8192)

@@ -5,19 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from msgspec import structs
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
 from models.layers.latent_attention import IndexerSpec, LatentAttention, LatentSpec, TokenIndexer
-from models.parallel.experts import Transport
 from models.parallel.rank_shares import Span
 from worker.cache.cache_groups import CacheLayout, LayerGroup
 from worker.cache.kv_cache import bytes_beside_cache, size_cache, step_bytes
+from worker.capacity import CacheBudget, WorkerLimits
 from worker.config import Place
-from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
-from worker.limits import WorkerLimits
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
@@ -138,7 +135,7 @@ def test_an_indexer_caches_keys_in_the_same_blocks() -> None:
 def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
     roomy = replace(LIMITS, max_num_batched_tokens=100)
     few, many = (
-        step_bytes(MODEL, replace(roomy, max_num_seqs=count), torch.float32, pools=False, place=Place())
+        step_bytes(MODEL, replace(roomy, max_num_seqs=count), torch.float32, place=Place())
         for count in (70, 71)
     )
     assert many - few >= 3 * 4 * MODEL.vocab_size
@@ -146,24 +143,9 @@ def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
 
 def test_a_step_has_room_for_the_tokens_of_all_replicas_that_share_experts() -> None:
     one, two, three = (
-        step_bytes(MODEL, LIMITS, torch.float32, pools=False, place=Place(expert_replicas=count))
-        for count in (1, 2, 3)
+        step_bytes(MODEL, LIMITS, torch.float32, place=Place(expert_replicas=count)) for count in (1, 2, 3)
     )
     assert three - two == two - one >= LIMITS.max_num_batched_tokens * 4 * MODEL.hidden_size * 4
-
-
-def test_results_that_return_apart_have_room_beside_the_cache() -> None:
-    model = structs.replace(MODEL, raw={"num_experts_per_tok": 8})
-    cpu = Cpu(1)
-
-    def reserved(transport: Transport) -> int:
-        place = Place(expert_size=2, expert_replicas=2, expert_transport=transport)
-        config = worker_config(model=model, place=place)
-        return bytes_beside_cache(config, LIMITS, cpu, [], torch.bfloat16, ["generate"])
-
-    tokens = 2 * LIMITS.max_num_batched_tokens
-    more = reserved("all_to_all") - reserved("allgather_reducescatter")
-    assert more == tokens * 8 * MODEL.hidden_size * (3 * 4 + 2)
 
 
 @pytest.mark.parametrize(

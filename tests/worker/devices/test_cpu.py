@@ -8,9 +8,9 @@ from sizes import worker_config
 
 from models import ops
 from models.ops import reference
+from worker.capacity import GIB, CacheBudget
 from worker.config import Place
 from worker.devices import cpu as cpu_module
-from worker.devices.base import GIB, CacheBudget
 from worker.devices.cpu import Cpu
 from worker.devices.selection import open_device
 from worker.kernels import check

@@ -18,7 +18,8 @@ from sizes import MODEL, worker_config
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.rank_shares import Span
-from worker.devices.base import GIB, plain_attention_bytes
+from worker.capacity import GIB
+from worker.devices.base import plain_attention_bytes
 from worker.devices.cuda import Cuda, most_graph_tokens
 from worker.sampling.top_k_top_p import draw_fully
 from worker.steps.output import Fetch

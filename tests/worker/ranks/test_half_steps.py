@@ -14,8 +14,12 @@ from torch import Tensor
 
 from models.context import ForwardContext, MediaRows, StateRows, context
 from models.state_rows import StateRow, state_columns
+from worker.features.experts.halves import Halves
+from worker.protocol import StepInput
 from worker.ranks.half_steps import HalfStepGroup, cut_step
+from worker.sampling.token_bounds import nothing_follows
 from worker.steps.compute import Compute
+from worker.steps.feature import Hooks
 
 
 @dataclass
@@ -139,17 +143,19 @@ def test_a_step_with_first_halves_is_computed_in_turns() -> None:
 
         none: Any = None
         model = cast("Any", SimpleNamespace(forward=forward, modules=list))
+        halves = Halves(group)
         compute = Compute(
-            *(model, cast("Any", SimpleNamespace(adapts=False))),
+            *(model, none),
             vocab_size=1,
             scan=none,
             draw=none,
             stage=None,
-            replicas=group,
             generates=True,
+            hooks=Hooks([halves]),
         )
         ids = torch.tensor([7, 8, 9, 10, 11])
-        assert compute.compute_hidden(ids, step, [2, 4]).view(-1).tolist() == ids.tolist()
+        halves.before(StepInput(1, [], [], first_halves=[2, 4]), nothing_follows)
+        assert compute.compute_hidden(ids, step).view(-1).tolist() == ids.tolist()
         assert seen == [([0, 1], [2, 4], True), ([2, 3, 4], [3, 5], True)]
         assert recorded.events == ["compute 7", "begin 7", "compute 9", "begin 9", "end 7", "end 9"]
 

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from laid_out import Needed
 
+from worker.capacity import WorkerLimits
+from worker.features.guesses.guess_rows import Guesses
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.steps.batch import Batch, StepPlanner
+from worker.steps.batch import Batch
+from worker.steps.feature import Hooks
+from worker.steps.planner import StepPlanner
 from worker.tables.positions import Columns
-from worker.tables.recorded_forms import LENGTH, Form, SlotStates
+from worker.tables.recorded_forms import LENGTH, Form, SlotProgress
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -28,22 +31,23 @@ class Recorded:
     def __init__(self, *shares: int) -> None:
         self.slots = Slots(CPU, 4, 20, block_size=4, shares=shares or (1,))
         self.slots.host_tables = None
-        self.states = SlotStates(self.slots)
+        self.progress = SlotProgress(self.slots)
+        guesses = Guesses(takes_some=True, drafts=0, samples=True)
+        guesses.open(WorkerLimits(4, 4, 64, 20), self.slots, 20)
+        self.hooks = Hooks([guesses])
         self.buffer = torch.zeros(64, dtype=torch.int32)
         self.packet = Packet(buffers, 64)
 
     def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         return Form(4, whole) if rows <= 4 else None
 
-    def stage_mixed(
-        self, columns: Columns, token_types: object, sampling: Sequence[int], packet: Packet
-    ) -> None:
+    def stage_mixed(self, columns: Columns, sampling: Sequence[int], packet: Packet) -> None:
         """Have none."""
         self.chosen = list(sampling)
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()
-        planner = StepPlanner(self.slots, 20, 100, Needed(lambda _, tokens: tokens[-1:]), forms=self)
+        planner = StepPlanner(self.slots, 20, 100, self.hooks, forms=self)
         batch = planner.plan(StepInput(1, list(new), seqs, fresh), self.packet)
         if batch.form is None:
             batch.lay_out()
@@ -60,7 +64,7 @@ def recorded() -> Recorded:
     made = Recorded()
     new = [NewSeq(slot, [5, 6, 7], 3, GREEDY) for slot in (0, 2)]
     assert made.step([SeqStep(slot, 0, 3, [slot], True) for slot in (0, 2)], *new).form is None
-    assert made.states.table[[0, 2], LENGTH].tolist() == [3, 3]
+    assert made.progress.table[[0, 2], LENGTH].tolist() == [3, 3]
     return made
 
 

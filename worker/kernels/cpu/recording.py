@@ -29,7 +29,7 @@ from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
 from worker.steps.compute import Unrecordable, unread
-from worker.tables.adapter_rows import Run, adapter_runs, numbers_of
+from worker.tables.adapter_rows import Run, numbers_of
 from worker.tables.positions import Columns, StepTokens, blocks_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -143,8 +143,8 @@ class Layout:
         self._tables = [table.data_ptr() for table in slots.block_tables]
         self._adapted_tokens = torch.zeros(MOST_TOKENS, dtype=torch.int32)
         self._adapter_runs = torch.zeros(1 + 3 * MOST_TOKENS, dtype=torch.int32)
-        of_source = slots.sources.width if slots.sources is not None else 0
-        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks, slots.groups, of_source)
+        sizes = slots.most_blocks, slots.groups, slots.source_blocks
+        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, *sizes)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 
@@ -153,7 +153,7 @@ class Layout:
 
         `adapted`: whether some tokens have adapters.
         """
-        states = None if self._slots.first_remembered is None else []
+        states = [] if self._slots.has_states else None
         ids, step = self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [], states)
         step.adapters = self._adapter_rows(tokens, []) if adapted else None
         return ids, step
@@ -191,8 +191,10 @@ class Layout:
             inputs.state_table.numpy()[:] = state_columns(columns.states)
         counts, states = columns.counts, columns.states or None
         ids, step = inputs.step_tokens(slots.block_size, counts, columns.ends, states)
-        if runs := adapter_runs(slots, columns.slots, columns.starts, counts):
-            step.adapters = self._adapter_rows(tokens, runs)
+        if columns.adapters:
+            step.adapters = self._adapter_rows(tokens, columns.adapters)
+        if columns.types is not None:
+            step.token_types = torch.tensor(columns.types)
         return ids, step
 
 

@@ -29,7 +29,7 @@ from models.loader import LoadOptions, load_model
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
 from models.vision.model import find_tower
-from worker.calls.adapters import Adapters
+from worker.calls.lora_store import Adapters
 from worker.host.machine import usable_cores
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.machine_code import Compiled, inspect

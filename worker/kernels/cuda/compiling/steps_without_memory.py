@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models import ops
 from models.context import AdapterRows, ForwardContext, StateRows, use_context
+from models.families.decoders.decoder import lm_head
 from models.layers.attention import Attention
 from models.layers.experts import Experts
 from models.layers.state import StateLayer
@@ -19,14 +20,13 @@ from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.state_rows import STATE_COLUMNS
 from models.vision.model import find_tower
-from worker.calls.adapters import lm_head
+from models.vision.tower import sees_media
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
 from worker.kernels.cuda.capabilities import Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters
 from worker.kernels.cuda.steps import layout_kernels as layouts
-from worker.media import sees_media
 from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
-from worker.tables.recorded_forms import SlotStates
+from worker.tables.recorded_forms import SlotProgress
 from worker.tables.slots import Slots
 from worker.tables.staging import columns_of
 
@@ -129,7 +129,7 @@ def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
     slots = Slots(NOWHERE, 4, 8 * block_size, block_size, shares=[1] * groups)
     lens = _nowhere((4,), torch.int32)
     steps = layouts.StepTensors.make(NOWHERE, 4, 4, slots.most_blocks, groups)
-    states = SlotStates(slots).table
+    states = SlotProgress(slots).table
     layouts.lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
     blocks = Launch(lens, lens, Tiles(16, 64, 4, 3), Kind.SHORT)
     layouts.lay_out_splits(lens, {(Heads(1, 1, 64), torch.bfloat16, True): [blocks]}, PROCESSORS)

@@ -16,7 +16,7 @@ from models.model import Forward
 from worker.kernels.cuda.steps.graph_capture import Missing, Recorder
 from worker.kernels.cuda.steps.mixed_step import MixedStep
 from worker.steps.compute import UnreadStep
-from worker.steps.drafting import Drafter
+from worker.steps.feature import Passes
 from worker.tables.positions import Columns, LayOut, StepTokens
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -45,7 +45,7 @@ class _Pass:
 class DraftPasses:
     def __init__(
         self,
-        drafter: Drafter | None,
+        drafter: Passes | None,
         open_recorder: Callable[[], Recorder],
         lay_out: LayOut,
         place_of: Callable[[int], MixedStep],
@@ -57,7 +57,7 @@ class DraftPasses:
         self.are_made = drafter is not None
         self._recorder = open_recorder() if self.are_made else None
         if drafter is not None:
-            drafter.quicken(self._lay_out_pass, self._record if self.are_made else None)
+            drafter.quicken(self._lay_out_pass, self._record)
 
     def follow(self, tokens: int) -> bool:
         """Whether a pass can follow a replayed step of this size; if there are none, nothing need follow."""
@@ -109,6 +109,6 @@ class DraftPasses:
         for size in sorted(self._made):
             step = self._made[size].step
             if count <= size and rows <= step.rows:
-                finish = step.stage(columns, None, (), packet)
+                finish = step.stage(columns, (), packet)
                 return lambda: (step.lay_out(), finish())[1]
         return self._lay_out(columns, slots, packet)

@@ -21,7 +21,7 @@ from worker.kernels.cuda.launch import launch
 from worker.sampling.top_k_top_p import Draws
 from worker.steps.compute import UnreadStep
 from worker.tables import random_bits, recorded_forms
-from worker.tables.slots import STATE_WORDS, Slots
+from worker.tables.slots import PROGRESS_WORDS, Slots
 
 _COPIED = 128
 """The entries of a block table that are copied at a time."""
@@ -29,7 +29,7 @@ _MOST_ROWS, _ENTRIES = 512, 16
 """The most single tokens of a step, and the entries of its plan of attention that a program makes."""
 _ALIGNED = 4
 """The words of which the beginning of a column of a form is a multiple."""
-_WORDS: constexpr = constexpr(STATE_WORDS)
+_WORDS: constexpr = constexpr(PROGRESS_WORDS)
 _INDEX: constexpr = constexpr(recorded_forms.INDEX)
 _TOP_K: constexpr = constexpr(recorded_forms.TOP_K)
 _TEMPERATURE: constexpr = constexpr(recorded_forms.TEMPERATURE)

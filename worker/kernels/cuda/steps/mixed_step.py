@@ -19,7 +19,7 @@ from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
 from worker.steps.compute import UnreadStep, Unrecordable
 from worker.tables.adapter_rows import numbers_of
-from worker.tables.positions import Columns, StepTokens, runs_of
+from worker.tables.positions import Columns, StepTokens
 from worker.tables.recorded_forms import state_words
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of
@@ -97,9 +97,7 @@ class MixedStep:
         self._context.adapters = self.adapters if adapted else None
         return self._ids, self._context
 
-    def stage(
-        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
-    ) -> Callable[[], StepTokens]:
+    def stage(self, columns: Columns, sampling: Sequence[int], packet: Packet) -> Callable[[], StepTokens]:
         """Begin a packet with a step that this place has room for.
 
         `sampling`: the rows whose tokens a graph chooses. What is returned is that of a `LayOut`.
@@ -113,12 +111,8 @@ class MixedStep:
             (np.repeat(np.arange(rows), columns.counts), -1),
             ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
             ([columns.slots[row] for row in sampling], dummy),
-            *([] if self._slots.paged else [(token_types or [], 0)]),
-            *(
-                []
-                if self._adapters is None
-                else [(numbers_of(runs_of(columns, self._slots), count)[:count], 0)]
-            ),
+            *([] if self._slots.paged else [(columns.types or [], 0)]),
+            *([] if self._adapters is None else [(numbers_of(columns.adapters, count)[:count], 0)]),
             *([] if self._states is None else [(state_words(columns.states, self.rows, dummy), 0)]),
             *((blocks, -1) for blocks in self._plan_step(columns)),
         ]

@@ -39,10 +39,10 @@ from worker.ranks.process_groups import Groups
 from worker.sampling.grouped_logits import GroupedLogits
 from worker.sampling.sampler import SampledTokens
 from worker.sampling.top_k_top_p import Draws
-from worker.steps.batch import Batch
-from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
-from worker.tables.positions import Columns, LayOut, runs_of
-from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotStates, StagedForm
+from worker.steps.batch import Batch, Outcome
+from worker.steps.compute import Compute, Computing, UnreadStep
+from worker.tables.positions import Columns, LayOut
+from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotProgress, StagedForm
 from worker.tables.staging import Packet, columns_of
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Graphs:
         self.lay_out: LayOut = self._layout
         compute.lay_out = self._layout
         self.forms: Forms | None = self
-        self.states = SlotStates(slots)
+        self.progress = SlotProgress(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
         self._compute, self._recorder, self._draw = compute, open_recorder(), draw
         self.chooses, self.draws = compute.ends_model, draw is not None
@@ -132,9 +132,9 @@ class Graphs:
         """The place of what the stage before sends, if there is one."""
         if self._stream is not None:
             self._stream.zero_()  # a step may leave over what no stage has sent yet
-        drafts, self._most_samples = compute.drafter is not None, rows
+        passes, self._most_samples = compute.passes, rows
         # Where a drafter follows, all steps are of one kind, of which it reads the layout.
-        self._sizes = [] if drafts else sizes_up_to(rows, ROWS)
+        self._sizes = [] if passes is not None else sizes_up_to(rows, ROWS)
         self._token_sizes = sizes_up_to(most, TOKENS)
         self._left, self.urgent = forms_to_make(
             self._sizes, self._token_sizes, samples=rows > 0, adapts=slots.adapts
@@ -143,7 +143,7 @@ class Graphs:
         self._seconds = 0.0  # that making graphs has taken so far
         self._steps: dict[int, MixedStep] = {}  # the places of mixed steps, by their tokens
         # Passes run before what a step has left is read, so they need memory that steps do not share.
-        self._passes = DraftPasses(compute.drafter, open_recorder, self._layout, self._place_of)
+        self._passes = DraftPasses(passes, open_recorder, self._layout, self._place_of)
         if self._passes.are_made:
             self._left = [each for form in self._left for each in with_pass(form)]
             self.urgent += sum(is_pass_of(form, URGENT_TOKENS) for form in self._left)
@@ -156,18 +156,16 @@ class Graphs:
                 return form
         return None
 
-    def stage_mixed(
-        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
-    ) -> StagedForm | None:
+    def stage_mixed(self, columns: Columns, sampling: Sequence[int], packet: Packet) -> StagedForm | None:
         """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
         count = columns.query_starts[-1]
-        adapted = bool(runs_of(columns, self._compute.slots))
+        adapted = bool(columns.adapters)
         for size in self._token_sizes:
             if not count <= size <= max(self._token_sizes[0], 2 * count):
                 continue
             form = self._find_mixed(size, len(columns.slots), len(sampling), adapted=adapted)
             if form is not None:
-                finish = self._steps[size].stage(columns, token_types, sampling if form.whole else (), packet)
+                finish = self._steps[size].stage(columns, sampling if form.whole else (), packet)
                 return StagedForm(form, finish)
         return None
 
@@ -180,29 +178,29 @@ class Graphs:
             return whole
         return plain if plain in self._graphs else None
 
-    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
+    def __call__(self, batch: Batch) -> Outcome:
         form = batch.form
         if form is None:
-            return self._compute(batch, write_bounds)
+            return self._compute(batch)
         graph, sampled, compute = self._graphs[form], batch.sampled, self._compute
         laid_out = batch.lay_out() if isinstance(form, MixedForm) else None
         hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
         if not compute.ends_model:
             return Outcome(hidden.clone(), None, [])  # it is sent while other steps are replayed
         if laid_out is not None and isinstance(form, MixedForm):
-            adapters = self._steps[form.tokens].adapters if form.adapted else None
-            if sampled is None or not form.whole:
-                outcome = compute.finish(batch, hidden, write_bounds, adapters)
-            else:
-                tables = compute.report_prompts(batch, hidden, adapters)
-                outcome = Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
             ids, context = laid_out
+            context.adapters = self._steps[form.tokens].adapters if form.adapted else None
             context.streams = [stream[: len(ids)] for stream in graph.streams]
+            if sampled is None or not form.whole:
+                outcome = compute.finish(batch, hidden, context)
+            else:
+                tables = compute.report_prompts(batch, hidden, context)
+                outcome = Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
             return compute.follow(batch, ids, context, outcome)
         if form.whole or sampled is None:
             tokens = graph.tokens_of(len(hidden))
         else:
-            tokens = compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
+            tokens = compute.choose(graph.result[: len(sampled.rows)], batch, sampled)
         return Outcome(hidden, tokens, [])
 
     def _replay(self, graph: _Graph, count: int) -> Tensor:
@@ -269,8 +267,8 @@ class Graphs:
             hidden = compute.compute_hidden(ids, context, stream=self._stream_of(len(ids)))
             if not (form.whole and self.chooses):
                 return hidden, hidden, context.streams or []
-            lay_out_sampling(step.sampling, self.states.table, compute.slots, samples)
-            logits = compute.logits(hidden, step.last, context.adapters).contiguous()
+            lay_out_sampling(step.sampling, self.progress.table, compute.slots, samples)
+            logits = compute.logits(hidden, step.last, context).contiguous()
             return hidden, self._choose(logits, samples, draws), context.streams or []
 
         return work
@@ -291,7 +289,7 @@ class Graphs:
 
     def _open(self, form: Form) -> Work:
         compute, count = self._compute, form.rows
-        slots, states = compute.slots, self.states.table
+        slots, states = compute.slots, self.progress.table
         steps = [each.first(count, count) for each in self._tensors]
         lens, samples = self._lens[:count], self._samples.first(count)
         context, draws = self._context_of(steps, lens, adapted=form.adapted), samples.draws()
@@ -306,7 +304,7 @@ class Graphs:
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden, []
-            logits = compute.logits(hidden, None, context.adapters).contiguous()
+            logits = compute.logits(hidden, None, context).contiguous()
             if not form.whole:
                 return hidden, self._keep(logits), []
             lay_out_sampling(self.buffer[:count], states, slots, samples)
@@ -364,8 +362,8 @@ def open_graphs(
         replays = False
     if not replays:
         compute.lay_out = PlannedLayout(card)
-        if compute.drafter is not None:
-            compute.drafter.quicken(compute.lay_out, None)
+        if compute.passes is not None:
+            compute.passes.quicken(compute.lay_out, None)
         return compute
     draws = groups.minimum(int(draw is not None))
     return Graphs(compute, card, lambda: Recorder(open_capture(), groups), draw if draws else None, most=most)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.ops import expert_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
-from worker.experts.moving import bytes_at, form_of
+from worker.features.experts.moving import bytes_at, form_of
 from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations

@@ -87,7 +87,8 @@ def test_tensors_of_a_packet_begin_where_kernels_expect_them() -> None:
 def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(paged: bool) -> None:
     """Its blocks hold two tokens each, as 16 heads of 512 numbers share a key; other heads are narrower."""
     kinds = [(Heads(64, 4, dim), torch.bfloat16, paged) for dim in (512, 128)]
-    slots = Slots(DEVICE, ROWS[-1], 8192, 64, paged=paged, has_states=True)
+    slots = Slots(DEVICE, ROWS[-1], 8192, 64, paged=paged)
+    slots.has_states = True
     largest = StepTensors.make(DEVICE, TOKENS[-1], ROWS[-1], slots.most_blocks)
     form = torch.zeros(step_graphs._FORM_WORDS, dtype=torch.int32, device=DEVICE)
     step = MixedStep(TOKENS[-1], ROWS[-1], CARD, slots, kinds, form, largest)
@@ -99,5 +100,6 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     columns = Columns(list(range(512)), starts, counts, ends, query_starts)
     columns.states.extend([StateRow(row, row) for row in range(512)])
     packet = Packet(buffer, 8)
-    step.stage(columns, [0] * TOKENS[-1], range(64), packet)
+    columns.types = [0] * TOKENS[-1]
+    step.stage(columns, range(64), packet)
     packet.send()

@@ -69,9 +69,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tokens: list[int] = []
     compute = Compute.__call__
 
-    def noted(self: Compute, batch: Any, write_bounds: Any) -> Any:
+    def noted(self: Compute, batch: Any) -> Any:
         tokens.append(sum(seq.count for seq in batch.step.seqs))
-        return compute(self, batch, write_bounds)
+        return compute(self, batch)
 
     monkeypatch.setattr(Compute, "__call__", noted)
     return tokens
@@ -249,7 +249,7 @@ class Place:
     ) -> Callable[[], StepTokens]:
         self._packet.reset()
         self.columns = columns_of_rows(held, starts, counts)
-        staged = self.step.stage(self.columns, None, sampling, self._packet)
+        staged = self.step.stage(self.columns, sampling, self._packet)
         self._packet.send()
         return staged
 
@@ -338,7 +338,7 @@ def test_a_graph_is_at_most_twice_as_large_as_its_step(
     packet = Packet(host_buffer, 999)
     found: dict[int, int | None] = {}
     for count in (1, 16, 17, 31, 32, 64, 65):
-        staged = graphs.stage_mixed(columns_of_rows([0], [0], [count]), None, [], packet)
+        staged = graphs.stage_mixed(columns_of_rows([0], [0], [count]), [], packet)
         found[count] = None if staged is None else staged.form.tokens
     assert found == {1: 16, 16: 16, 17: None, 31: None, 32: 64, 64: 64, 65: None}
     runner.close()

@@ -1,1 +1,0 @@
-"""Experts, moved by load."""

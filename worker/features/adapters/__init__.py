@@ -1,0 +1,1 @@
+"""LoRA adapters beside the served model."""

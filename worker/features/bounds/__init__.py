@@ -1,0 +1,1 @@
+"""Bounds of what may be sampled, which follow a step."""

@@ -1,0 +1,1 @@
+"""Experts that ranks share: what they exchange, and where each lies."""

@@ -1,0 +1,1 @@
+"""Guesses of what will be sampled, and drafters, which make some."""

@@ -1,0 +1,1 @@
+"""Logits processors of the operator."""

@@ -1,0 +1,1 @@
+"""States of layers without keys and values, and those that are remembered."""

@@ -1,0 +1,104 @@
+"""Divides the memory of a device: one table of what each part of a worker takes.
+
+A step takes its bytes first. Features decide, one after the other, what they take of the memory for caches,
+by which sizes of steps may become smaller; the KV cache gets the rest. Nothing is measured by running.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from models.layers.attention import CachedAttention
+from worker.cache.cache_groups import CacheLayout, lay_out_cache
+from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
+from worker.capacity import GIB, CacheBudget, WorkerLimits
+from worker.loading import Loaded
+from worker.steps.feature import Hooks
+from worker.worker_facts import blocks_held
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a worker, divided."""
+
+    limits: WorkerLimits
+    layout: CacheLayout
+    cache: Cache
+    weight_bytes: int
+    step_bytes: int
+    """The most bytes that a step takes beside weights and caches."""
+
+
+def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: list[Tensor]) -> Memory:
+    """Give each part its memory, and log the table."""
+    more = [layer for layers in hooks.attention_layers for layer in layers()]
+    layers = [*loaded.model.attention_layers(), *more]
+    layout = _lay_out(loaded, hooks, limits, layers)
+    table = {"weights": sum(weight.nbytes for weight in weights)}
+    taken = 0
+    for take in hooks.take:
+        part = take(limits, _budget(loaded, hooks, limits, layout, layers).less(taken))
+        limits, taken = part.limits, taken + part.nbytes
+        if part.nbytes:
+            table[part.name] = part.nbytes
+    cache = _make_cache(
+        loaded, hooks, limits, layout, _budget(loaded, hooks, limits, layout, layers).less(taken)
+    )
+    limits = replace(limits, max_model_len=cache.size.max_model_len)
+    step = _step_bytes(loaded, hooks, limits, layout, layers)
+    table |= {"KV cache": cache.size.num_blocks * cache.size.block_bytes, "a step, at most": step}
+    if loaded.config.place.rank == 0:
+        logger.info("memory: %s", ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in table.items()))
+    return Memory(limits, layout, cache, table["weights"], step)
+
+
+def _lay_out(
+    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layers: list[CachedAttention]
+) -> CacheLayout:
+    """The places of layers in the cache; where all positions are stored or seen, all blocks are kept."""
+    keeps_all = loaded.config.options.disable_hybrid_kv_cache_manager
+    keeps_all = any(each() for each in hooks.keeps_all_blocks) or keeps_all
+    return lay_out_cache(layers, limits, loaded.cache_dtype, loaded.groups.minimum, keeps_all=keeps_all)
+
+
+def _step_bytes(
+    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, layers: list[CachedAttention]
+) -> int:
+    given = loaded.config, limits, loaded.device, layers, loaded.dtype, loaded.tasks, len(layout.groups)
+    return bytes_beside_cache(*given) + sum(each(limits) for each in hooks.step_bytes)
+
+
+def _budget(
+    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, layers: list[CachedAttention]
+) -> CacheBudget:
+    share = loaded.config.options.gpu_memory_utilization
+    return loaded.device.cache_budget(share, _step_bytes(loaded, hooks, limits, layout, layers))
+
+
+def _make_cache(
+    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, budget: CacheBudget
+) -> Cache:
+    """Make the cache within `budget`, in which features find what they keep of each block."""
+    model, device = loaded.model, loaded.device
+    if not model.causal:
+        return no_cache(limits.max_model_len)
+    sizes = limits.max_model_len, limits.max_num_batched_tokens, limits.block_size
+    longest = blocks_held(*sizes, layout.windows)
+    each = layout.block_bytes + sum(block_bytes(longest) for block_bytes in hooks.block_bytes)
+    minimum, windows = loaded.groups.minimum, layout.windows
+    size = size_cache(loaded.config, limits, each, budget, minimum, limits.kills, windows)
+    if loaded.config.place.rank == 0 and (
+        line := describe_small_cache(model.attention_layers(), layout.dtype)
+    ):
+        logger.info("%s", line)
+    parts = layout.bind(size.num_blocks + 1, device)
+    return Cache(size, device.page_toucher(parts, size.num_blocks) if parts else None, parts)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB // 10 else f"{nbytes / (1 << 20):.1f} MiB"
