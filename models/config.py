@@ -14,17 +14,13 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.composites import text_part, unnested
+from models.config_limits import MOST_FEATURES, MOST_HEADS, MOST_LAYERS, check_fields, check_projection
 from models.plain_files import ConfigError, read_object, stored_dtype
 from models.weight_coding import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-MOST_LAYERS = 10_000
-"""Layers beyond which a number in config.json is taken for a mistake: to build so many would take minutes."""
-MOST_FEATURES = 1 << 20
-"""The widest hidden states and heads; tables of rotary frequencies are made before weights are looked at."""
 LARGEST_SIZE = 1 << 31
-_MOST_LEVELS = 64
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]
 """The type of a family's own fields that count features."""
@@ -93,7 +89,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     """Read the config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
     path = folder / "config.json"
     whole = unnested(_merged(_read_object(path), overrides or {}))
-    _refuse_nonsense(path, whole)
+    check_fields(path, whole)
     text = text_part(whole)
     raw = whole if text is None else dict(text)
     fields = _Fields(path, raw, whole)
@@ -102,7 +98,12 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     hidden_size = fields.size("hidden_size", widths, most=MOST_FEATURES)
     attends = fields.get("model_type") not in _WITHOUT_ATTENTION
     names = "decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads"
-    num_heads = fields.size("num_heads", names) if attends else fields.positive(*names, default=hidden_size)
+    if attends:
+        num_heads = fields.size("num_heads", names, most=MOST_HEADS)
+    else:
+        num_heads = fields.positive(*names, default=hidden_size)
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    check_projection(path, num_heads if attends else 1, head_dim)
     architectures = _architectures(path, whole)
     vocab_size = fields.size("vocab_size", ("vocab_size",))
     eos_token_ids = _eos_token_ids(folder, fields, vocab_size)
@@ -115,7 +116,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         num_layers=_num_layers(fields),
         num_heads=num_heads,
         num_kv_heads=1 if has_latent_cache(raw) else _num_kv_heads(fields, num_heads),
-        head_dim=_head_dim(fields, hidden_size, num_heads),
+        head_dim=head_dim,
         max_len=_max_len(fields),
         any_length=not attends or fields.get("model_type") in _BY_DISTANCE,
         tie_word_embeddings=_tied(fields),
@@ -217,28 +218,6 @@ def _read_object(path: Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(str(error)) from None
     return read_object(path, _special_float)
-
-
-def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:
-    """Refuse a number that is none, and more levels than a config has: later readers would not stand them.
-
-    Infinity may be meant, as a bound that never holds.
-    """
-    values: list[tuple[str, object, int]] = [("", whole, 0)]
-    while values:
-        name, value, depth = values.pop()
-        if depth > _MOST_LEVELS:
-            raise ConfigError(f"{path}: the field '{name.partition('.')[0]}' is nested too deeply")
-        match value:
-            case float() if value != value:
-                raise ConfigError(f"{path}: the field '{name}' is NaN, which is not a number")
-            case dict():
-                inner = cast("dict[str, object]", value).items()
-                values += ((f"{name}.{key}" if name else key, each, depth + 1) for key, each in inner)
-            case list():
-                values += ((name, each, depth + 1) for each in cast("list[object]", value))
-            case _:
-                pass
 
 
 def _special_float(value: dict[str, object]) -> object:

@@ -44,6 +44,22 @@ FIELDS: list[Case] = [
     case("a width of 2^31", config(hidden_size=1 << 31), CONFIG, "'hidden_size' is 2147483648, but"),
     case("a width in quotes", config(hidden_size="32"), CONFIG, "'hidden_size' is '32'"),
     case("no heads", config(num_attention_heads=0), CONFIG, "'num_attention_heads' is 0"),
+    case("4097 heads", config(num_attention_heads=4097), CONFIG, "is 4097, but must be at most 4096"),
+    case(
+        "4097 heads for keys", config(num_key_value_heads=4097), CONFIG, "is 4097, but must be at most 4096"
+    ),
+    case(
+        "heads that only a family reads",
+        config(vision_config={"heads": [{"mamba_n_heads": 1 << 20}]}),
+        CONFIG,
+        "'vision_config.heads.mamba_n_heads' is 1048576, but must be at most 4096",
+    ),
+    case(
+        "wide heads",
+        config(num_attention_heads=4096, head_dim=512),
+        CONFIG,
+        "4096 attention heads of 512 features have 2097152 together, and 1048576 are allowed",
+    ),
     case("heads that do not divide", config(num_attention_heads=5), CONFIG, "5 attention heads"),
     case("other heads", config(num_attention_heads=8), "q_proj.weight", "has the shape", *UNFIT),
     case("3 heads for keys", config(num_key_value_heads=3), CONFIG, "cannot share 3 key-value heads"),
@@ -51,7 +67,13 @@ FIELDS: list[Case] = [
     case("heads of 10^9", config(head_dim=10**9), CONFIG, "'head_dim' is 1000000000, but"),
     case("no features", config(intermediate_size=0), CONFIG, "$.intermediate_size", ">= 1"),
     case("fewer than no features", config(intermediate_size=-5), CONFIG, "$.intermediate_size", ">= 1"),
-    case("10^30 features", config(intermediate_size=10**30), CONFIG, "$.intermediate_size"),
+    case(
+        "10^30 features",
+        config(intermediate_size=10**30),
+        CONFIG,
+        "'intermediate_size' is 1",
+        "at most 1048576",
+    ),
     case("eps that is NaN", config(rms_norm_eps=NAN), CONFIG, "'rms_norm_eps' is NaN"),
     case("eps below 0", config(rms_norm_eps=-1e-5), CONFIG, "$.rms_norm_eps", ">= 0"),
     case("infinite eps", config(rms_norm_eps=INFINITE), CONFIG, "$.rms_norm_eps", "< 1"),

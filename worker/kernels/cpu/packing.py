@@ -17,7 +17,7 @@ from models.weight_coding import E2M1, E4M3, FP4, IQ4, NF4, UNROUNDED, WHOLE
 from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.quantization import HEAD, UNITS, Scheme
-from worker.kernels.cpu.tensors import BFLOAT16, FLOAT32, KINDS, address, refuse
+from worker.kernels.cpu.tensors import BFLOAT16, FLOAT32, KINDS, address, check_sections, refuse
 from worker.kernels.cpu.torch_operations import linear_operations
 
 logger = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class Packer:
         sections: int | None = None,
         plain: bool = False,
     ) -> Tensor:
+        check_sections("pack", sections or 1)
         if self._scheme is not None:
             parts = tuple(widen(part) for part in parts)
         else:

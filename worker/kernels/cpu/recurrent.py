@@ -14,7 +14,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import recurrent_ops
 from worker.kernels.cpu.library import Library
-from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
+from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, check_sections, empty, refuse
 
 _OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2, "gelu_tanh": 3}
 """The functions of gates: `opening` in `csrc/gate.c`."""
@@ -218,6 +218,7 @@ def _bind_group_norms(library: Library) -> dict[str, Callable[..., Tensor]]:
     run = library.function("group_norm_rows", quick=True)
 
     def group_squares(x: Tensor, gates: Tensor | None, groups: int, sections: int) -> Tensor:
+        check_sections("group_squares", sections)
         if x.shape[1] % (groups * sections):
             refuse("group_squares", x=x)
         if not _are_gates(x, x if gates is None else gates):

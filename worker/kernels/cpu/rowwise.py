@@ -18,7 +18,7 @@ from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.packing import CODES, Packed
 from worker.kernels.cpu.quantization import Quantized
-from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
+from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, check_sections, empty, refuse
 
 FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 6, "quick_gelu": 7}
 """The activations that kernels compute: `function` in `csrc/functions.h`."""
@@ -213,6 +213,7 @@ def _sums_over_rows(library: Library) -> Operations:
     def sum_squares(x: Tensor, sections: int) -> Tensor:
         if x.dtype not in KINDS:
             return reference.sum_squares(x, sections)
+        check_sections("sum_squares", sections)
         if x.shape[-1] % sections:
             refuse("sum_squares", x=x)
         x, stride, rows, width = _rows(x)

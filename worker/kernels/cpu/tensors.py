@@ -32,6 +32,12 @@ def refuse(operation: str, **given: Tensor | None) -> NoReturn:
     raise ValueError(f"{operation}: these tensors do not fit each other: {shapes}")
 
 
+def check_sections(operation: str, sections: int) -> None:
+    """Refuse numbers of sections that kernels have no room for: `MOST_SECTIONS` in `csrc/sections.h`."""
+    if sections not in (1, 2, 4, 8):
+        raise ValueError(f"{operation}: sums are made in 1, 2, 4 or 8 sections, not in {sections}")
+
+
 def address(x: Tensor | None) -> int | None:
     """The address of a tensor's memory; None is the null pointer."""
     return None if x is None else x.data_ptr()

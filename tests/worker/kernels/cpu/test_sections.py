@@ -145,3 +145,16 @@ def test_what_cannot_be_divided_is_refused(name: str) -> None:
             table_of(name)["pack"](torch.randn(4, inputs), sections=8)
     with pytest.raises(ValueError, match="sum_squares"):
         table_of(name)["sum_squares"](torch.randn(4, 20), 8)
+
+
+@pytest.mark.parametrize("sections", [-1, 3, 16])
+def test_there_are_8_sections_at_most(sections: int) -> None:
+    """Kernels have places on the stack for so many sums, and add them up in pairs."""
+    table, x = table_of(NAMES[0]), torch.ones(4, 96)
+    for call in (
+        lambda: table["pack"](x, sections=sections),
+        lambda: table["sum_squares"](x, sections),
+        lambda: table["group_squares"](x, None, 1, sections),
+    ):
+        with pytest.raises(ValueError, match=f"1, 2, 4 or 8 sections, not in {sections}"):
+            call()
