@@ -59,17 +59,14 @@ With a server that runs:
 On this machine:
   facet doctor                    what it has and lacks for serving models
   facet collect-env               the same with versions, for a bug report
-  facet bench startup|offline     measure the start, and the engine without HTTP
   facet kernels compile MODEL     compile CUDA kernels ahead of a start
   facet index-check FILE          find which model has made the vectors of an index, and how
   facet shard MODEL --output DIR  write a checkpoint with a file for each rank
   facet --version
 """
 
-BENCH_USAGE = """usage: {command} serve [options]                    load on a server that runs
-       {command} startup [MODEL] [serve options]    from start to the first token
-       {command} offline [MODEL] [serve options]    the engine in this process, without HTTP
-       {command} serve|startup|offline --help
+BENCH_USAGE = """usage: {command} serve [options]    load on a server that runs
+       {command} serve --help
 """
 
 _log = logging.getLogger(__name__)
@@ -146,8 +143,8 @@ def _command(words: Sequence[str]) -> int:
 
 def _bench(arguments: Sequence[str], command: str) -> int:
     match arguments:
-        case [("serve" | "startup" | "offline") as name, *rest]:
-            return _call(f"server.bench.{name}_benchmark", rest, f"{command} {name}")
+        case ["serve", *rest]:
+            return _call("server.bench.serve_benchmark", rest, f"{command} serve")
         case ["--help" | "-h"]:
             print(BENCH_USAGE.format(command=command), end="")
             return 0

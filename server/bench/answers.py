@@ -43,9 +43,6 @@ class _Delta(msgspec.Struct):
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
-    input_tokens: int = 0
-    """Tokens as answers of transcriptions name them."""
-    output_tokens: int = 0
 
 
 class _Error(msgspec.Struct):
@@ -56,10 +53,6 @@ class _Message(msgspec.Struct):
     """A chunk, or a whole answer."""
 
     choices: list[_Choice] = []
-    type: str = ""
-    """The kind of an event of a transcription."""
-    delta: str = ""
-    """The text of such an event, which may have choices beside it."""
     usage: Usage | None = None
     error: _Error | str | None = None
 
@@ -135,9 +128,8 @@ class StreamedAnswer(WholeAnswer):
             self._error = _text_of(message.error)
         if message.usage is not None:
             self.usage = message.usage
-        if message.delta or any(choice.has_tokens for choice in message.choices):
+        if any(choice.has_tokens for choice in message.choices):
             self.times.append(now)
-        self._done = self._done or message.type == "transcript.text.done"
 
 
 def _text_of(error: _Error | str | None) -> str:

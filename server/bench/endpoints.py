@@ -1,4 +1,4 @@
-"""The requests of a load: their texts or recordings, and how they are written for each endpoint.
+"""The requests of a load: their texts, and how they are written for each endpoint.
 
 Texts are random token ids in exact numbers, or the lines of a file; the same seed always gives the same.
 """
@@ -16,7 +16,6 @@ import msgspec
 
 from server.bench.answers import StreamedAnswer, Usage, WholeAnswer
 from server.bench.http_client import JSON, Client, TransportError
-from server.bench.recordings import FORM, Recording, form_of, noises, recordings_at
 from server.bench.serve_options import BenchError, LoadOptions
 
 Text = str | list[int]
@@ -35,18 +34,10 @@ class LoadRequest:
     """Only requests for embeddings have several."""
     max_tokens: int = 0
     messages: list[Message] | None = None
-    recording: Recording | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of sound."""
-        return self.recording.seconds if self.recording else 0.0
 
 
 def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
     """Yields requests without end; requests of different `salt` have no text in common."""
-    if options.kind == "audio":
-        return (LoadRequest([""], recording=each) for each in _recordings(options, salt))
     match options.dataset_name:
         case "prefix_repetition":
             return _prefixes(options, salt)
@@ -54,12 +45,6 @@ def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadReques
             return cycle(_file(options, Path(str(options.dataset_path))))
         case _:
             return _random(options, salt)
-
-
-def _recordings(options: LoadOptions, salt: int) -> Iterator[Recording]:
-    if options.dataset_path is not None:
-        return cycle(recordings_at(Path(options.dataset_path)))
-    return noises(options.random_audio_seconds, f"{options.seed} {salt}")
 
 
 class _Dice:
@@ -149,7 +134,6 @@ class Outcome:
     ended: float
     inputs: int = 1
     """Texts in the request."""
-    audio_seconds: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     times: list[float] = field(default_factory=list[float])
@@ -186,7 +170,6 @@ PATHS = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "embeddings": "/v1/embeddings",
-    "audio": "/v1/audio/transcriptions",
 }
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
@@ -197,12 +180,6 @@ _encode = msgspec.json.Encoder().encode
 
 def request_body(request: LoadRequest, model: str, options: LoadOptions) -> bytes:
     fields: dict[str, object] = {"model": model}
-    if request.recording is not None:
-        if _is_streamed(options):
-            fields |= {"stream": True, "stream_include_usage": True}
-        if options.temperature is not None:
-            fields["temperature"] = options.temperature
-        return form_of(request.recording, fields | options.extra_body)
     if options.kind == "embeddings":
         fields |= {"input": request.texts, "encoding_format": "base64"}
         return _encode(fields | options.extra_body)
@@ -219,12 +196,6 @@ def request_body(request: LoadRequest, model: str, options: LoadOptions) -> byte
     return _encode(fields | options.extra_body)
 
 
-def _is_streamed(options: LoadOptions) -> bool:
-    if options.kind == "audio":
-        return options.extra_body.get("stream") is not False
-    return options.kind != "embeddings"
-
-
 def _spelled(text: Text) -> str:
     return text if isinstance(text, str) else " ".join(_WORDS[id % len(_WORDS)] for id in text)
 
@@ -236,20 +207,14 @@ class Sender:
         self._client = client
         self._model = model
         self._options = options
-        self._path = PATHS[options.kind]
-        self._about = FORM if options.kind == "audio" else JSON
-        self._streams = _is_streamed(options)
+        self._path, self._about = PATHS[options.kind], JSON
+        self._streams = options.kind != "embeddings"
 
     def write(self, request: LoadRequest) -> bytes:
         return request_body(request, self._model, self._options)
 
     async def send(
-        self,
-        message: bytes,
-        inputs: int,
-        due: float,
-        answer: WholeAnswer | None = None,
-        audio_seconds: float = 0.0,
+        self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None
     ) -> Outcome:
         """`due` is when it should have gone out: its time runs from there.
 
@@ -266,9 +231,8 @@ class Sender:
             due=due,
             ended=time.perf_counter(),
             inputs=inputs,
-            audio_seconds=audio_seconds,
-            input_tokens=usage.prompt_tokens + usage.input_tokens,
-            output_tokens=(usage.completion_tokens or 0) + usage.output_tokens,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens or 0,
             times=answer.times,
             error=error,
             detail=detail,

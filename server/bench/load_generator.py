@@ -21,8 +21,8 @@ import msgspec
 from server.bench.endpoints import LoadRequest, Outcome, Sender
 from server.terminal.console import StatusLine, aligned, bar_of_blocks
 
-Prepared = tuple[bytes, int, float]
-"""A request's body, how many texts it holds, and its seconds of sound."""
+Prepared = tuple[bytes, int]
+"""A request's body, and how many texts it holds."""
 Done = Callable[[Outcome], None]
 
 
@@ -53,7 +53,7 @@ def without_garbage_collection() -> Iterator[None]:
 async def run_load(load: Load, sender: Sender, requests: Iterator[LoadRequest], done: Done) -> float:
     """Sends the requests and waits for the answers; returns the seconds it took. `done` gets each outcome."""
     prepared: Iterable[Prepared] = (
-        (sender.write(one), len(one.texts), one.seconds) for one in islice(requests, load.requests)
+        (sender.write(one), len(one.texts)) for one in islice(requests, load.requests)
     )
     if load.requests is not None:
         prepared = list(prepared)  # written beforehand: that costs the server nothing
@@ -68,11 +68,11 @@ async def run_load(load: Load, sender: Sender, requests: Iterator[LoadRequest], 
 
 async def _closed(count: int, sender: Sender, prepared: Iterator[Prepared], end: float, done: Done) -> None:
     async def one_after_another() -> None:
-        for body, inputs, audio in prepared:
+        for body, inputs in prepared:
             now = time.perf_counter()
             if now >= end:
                 return
-            done(await sender.send(body, inputs, now, audio_seconds=audio))
+            done(await sender.send(body, inputs, now))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
@@ -84,18 +84,18 @@ async def _open(
 ) -> None:
     places = nullcontext() if load.concurrency is None else asyncio.Semaphore(load.concurrency)
 
-    async def one(body: bytes, inputs: int, audio: float, due: float) -> None:
+    async def one(body: bytes, inputs: int, due: float) -> None:
         async with places:
-            done(await sender.send(body, inputs, due, audio_seconds=audio))
+            done(await sender.send(body, inputs, due))
 
     async with asyncio.TaskGroup() as group:
-        for offset, (body, inputs, audio) in zip(arrivals(load), prepared, strict=False):
+        for offset, (body, inputs) in zip(arrivals(load), prepared, strict=False):
             due = started + offset
             if due >= end:
                 return
             # planned moments, not pauses: one that is late does not push those behind it
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(one(body, inputs, audio, due))
+            group.create_task(one(body, inputs, due))
 
 
 def arrivals(load: Load) -> Iterator[float]:
@@ -172,11 +172,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Time between chunks, which may hold several tokens."""
     e2el: Spread | None
     """Time to the end of the answer."""
-    audio_seconds: float = 0.0
-    """Seconds of the recordings."""
-    audio_seconds_per_second: float = 0.0
-    real_time_factor: float | None = None
-    """Seconds to the end of an answer by seconds of its recording, on average; None for texts."""
     guesses: Guesses | None = None
     """None if the server guessed no tokens, or does not tell."""
 
@@ -205,8 +200,7 @@ def summarize(
     good = [one for one in every if one.error is None]
     seconds = max(seconds, 1e-9)
     inputs, read = sum(o.inputs for o in good), sum(o.input_tokens for o in good)
-    written, audio = sum(o.output_tokens for o in good), sum(o.audio_seconds for o in good)
-    factors = [o.e2el / o.audio_seconds for o in good if o.audio_seconds]
+    written = sum(o.output_tokens for o in good)
     return Figures(
         concurrency=load.concurrency,
         request_rate=None if load.rate == math.inf else load.rate,
@@ -225,9 +219,6 @@ def summarize(
         tpot=spread([o.tpot for o in good if o.tpot is not None], percentiles),
         itl=spread([gap for o in good for gap in o.gaps], percentiles),
         e2el=spread([o.e2el for o in good], percentiles),
-        audio_seconds=audio,
-        audio_seconds_per_second=audio / seconds,
-        real_time_factor=math.fsum(factors) / len(factors) if factors else None,
     )
 
 
@@ -308,13 +299,9 @@ def table(points: Sequence[Figures], shown: Collection[str]) -> str:
     add("requests/s", [p.requests_per_second for p in points], ".2f")
     if any(p.inputs != p.completed for p in points):
         add("inputs/s", [p.inputs_per_second for p in points], ".1f")
-    if any(p.audio_seconds for p in points):
-        add("seconds of sound/s", [p.audio_seconds_per_second for p in points], ".2f")
-        add("real-time factor", [p.real_time_factor for p in points], ".3f")
     if any(p.output_tokens for p in points):
         add("output tokens/s", [p.output_tokens_per_second for p in points], ".1f")
-    if any(p.total_tokens_per_second for p in points) or not any(p.audio_seconds for p in points):
-        add("tokens/s, in and out", [p.total_tokens_per_second for p in points], ".1f")
+    add("tokens/s, in and out", [p.total_tokens_per_second for p in points], ".1f")
     told = [p.guesses for p in points]
     add("guessed tokens", [one and one.guessed for one in told], "d")
     add("  held, %", [one and one.percent for one in told], ".1f")

@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 from msgspec.structs import replace
 
-from server.bench import load_generator, mixed_load
+from server.bench import load_generator
 from server.bench.endpoints import Outcome, Sender, endless_requests
 from server.bench.http_client import Client, TransportError, first_model
 from server.bench.load_generator import Figures, Spread
@@ -58,9 +58,7 @@ def charts(points: Sequence[Figures]) -> list[Chart]:
             for name in spreads[0][1].percentiles:
                 lines.append(Line(name, [(at, spread.percentiles[name]) for at, spread in spreads]))
             made.append(Chart(title, x, "ms", lines))
-    if any(point.audio_seconds for point in points):
-        unit, rates = "seconds of sound/s", [(_load_of(one), one.audio_seconds_per_second) for one in points]
-    elif any(point.output_tokens for point in points):
+    if any(point.output_tokens for point in points):
         unit, rates = "output tokens/s", [(_load_of(one), one.output_tokens_per_second) for one in points]
     else:
         unit, rates = "inputs/s", [(_load_of(one), one.inputs_per_second) for one in points]
@@ -137,8 +135,6 @@ def ticks(most: float) -> list[float]:
 def run(arguments: Sequence[str], command: str) -> int:
     """Returns 1 if a request has failed."""
     options = parse(arguments, command)
-    if options.mixed.beside:
-        return mixed_load.run(options)
     result = uvloop.run(measure(options))
     print(load_generator.table(result.points, options.percentile_metrics or METRICS))
     write_result(options.output, result)

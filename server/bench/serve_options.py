@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,12 +12,12 @@ import msgspec
 
 from server.options.option_table import (
     Doc,
+    Option,
     OptionError,
     VllmFlag,
     assemble,
     build_parser,
     canonical,
-    flag_of,
     options_of,
 )
 from server.terminal.console import CommandError, check_folder
@@ -29,46 +29,12 @@ class BenchError(CommandError):
     exit_code = 2
 
 
-_BESIDE = "Streams beside other work"
-_BESIDE_DEFAULTS = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
-"""Defaults of a plain load's options that are others with --beside."""
-_NOT_BESIDE = (
-    *("max_concurrency", "request_rate", "burstiness", "num_prompts", "duration", "num_warmups"),
-    *("random_batch_size", "percentile_metrics", "plot"),
-)
-"""Options of a plain load that mean nothing with --beside."""
-
-
-class MixedLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    beside: Annotated[list[str], Doc(_BESIDE, ("embeddings", "prompt", "bulk"))] = []
-    """Measure how evenly streams run beside other work: clients that embed texts without pause, a long prompt
-    in the middle of the streams, or both; bulk measures single texts to embed beside one request with very
-    many."""
-    streams: Annotated[int, Doc(_BESIDE, least=1)] = 1
-    """Streams at once."""
-    rounds: Annotated[int, Doc(_BESIDE, least=1)] = 3
-    """How often everything is measured, beside and alone."""
-    embed_base_url: Annotated[str | None, Doc(_BESIDE)] = None
-    """Address of the server that embeds, if it is another one."""
-    embed_clients: Annotated[int, Doc(_BESIDE, least=1)] = 2
-    """Clients that embed without pause."""
-    embed_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 4
-    """Texts in each of their requests."""
-    embed_input_len: Annotated[int, Doc(_BESIDE, least=1)] = 200
-    """Tokens of each of these texts."""
-    long_prompt_len: Annotated[int, Doc(_BESIDE, least=1)] = 3000
-    """Tokens of the long prompt, if the model takes so many."""
-    bulk_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 10000
-    """Texts in the request of bulk, each of --random-input-len tokens."""
-
-
 _Number = TypeVar("_Number", int, float)
 
 _SERVER, _LOAD, _REQUESTS = "Server", "Load", "Requests"
 _RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "Texts of a file", "Result"
-_SOUNDS = "Recordings"
 
-ENDPOINTS = ("completions", "chat", "embeddings", "audio")
+ENDPOINTS = ("completions", "chat", "embeddings")
 DATASETS = ("random", "prefix_repetition", "custom")
 _PERCENTILES = (50.0, 90.0, 99.0)
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -81,7 +47,6 @@ _BACKENDS = {
     "openai": "completions",
     "openai-chat": "chat",
     "openai-embeddings": "embeddings",
-    "openai-audio": "audio",
 }
 """vLLM's words for the endpoints."""
 
@@ -89,7 +54,7 @@ _BACKENDS = {
 def _endpoint(text: str) -> str:
     """Reads an endpoint's name from its name or its path."""
     name = text.strip("/").removeprefix("v1/")
-    return {"chat/completions": "chat", "audio/transcriptions": "audio"}.get(name, name)
+    return "chat" if name == "chat/completions" else name
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -180,17 +145,10 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, least=1)] = 128
     """Tokens of an answer."""
 
-    random_audio_seconds: Annotated[float, Doc(_SOUNDS, least=0.1, short="--audio-seconds")] = 30.0
-    """Seconds of noise in a request of --endpoint audio."""
-
     dataset_path: Annotated[str | None, Doc(_FILE)] = None
-    """JSON lines, each with prompt, messages or input, and max_tokens if it likes; with --endpoint audio a
-    recording, or a folder of recordings."""
+    """JSON lines, each with prompt, messages or input, and max_tokens if it likes."""
     custom_output_len: Annotated[int | None, Doc(_FILE, least=1)] = None
     """Tokens of an answer, whatever the file says; its own default is 128."""
-
-    mixed: MixedLoadOptions = msgspec.field(default_factory=MixedLoadOptions)
-    """The other work that streams run beside."""
 
     percentile_metrics: Annotated[tuple[str, ...] | None, Doc(_RESULT, read=_words)] = None
     """What to show, of ttft,tpot,itl,e2el; default: all there is."""
@@ -230,20 +188,20 @@ VLLM_FLAGS = [
 
 def parse(arguments: Sequence[str], command: str) -> LoadOptions:
     """Reads a command line. Raises OptionError with one line for the user; --help prints and exits."""
-    parser = build_parser(command, OPTIONS, VLLM_FLAGS, "")
+    options = assemble(LoadOptions, read_values(arguments, command, OPTIONS))
+    check_load(options)
+    return options
+
+
+def read_values(arguments: Sequence[str], command: str, options: Sequence[Option]) -> dict[str, Any]:
+    """Returns the values that a command line gives to these options, by their fields."""
+    parser = build_parser(command, options, VLLM_FLAGS, "")
     parser.usage = f"{command} [options]"
     given = vars(parser.parse_args(canonical(arguments, parser)))
     for other in VLLM_FLAGS:
         if other.flag in given:
             other.check(given.pop(other.flag))
-    values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}
-    if values.get("beside"):
-        values = {**_BESIDE_DEFAULTS, **values}
-    options = assemble(LoadOptions, values)
-    _check(options)
-    _check_beside(options, values)
-    _check_audio(options, values)
-    return options
+    return {o.field: o.value(given[o.field], o.flag) for o in options if o.field in given}
 
 
 def write_result(path: str | None, result: object) -> None:
@@ -254,14 +212,14 @@ def write_result(path: str | None, result: object) -> None:
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
     """The options that say which texts were sent, for the result file."""
-    made = _SOUNDS if options.kind == "audio" else _RANDOM
-    group = {"random": made, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
+    group = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
     fields = [one.field for one in OPTIONS if one.doc.group == group and one.field != "dataset_path"]
     chosen = {field: getattr(options, field) for field in fields}
     return {"name": options.dataset_name, "seed": options.seed, **chosen}
 
 
-def _check(options: LoadOptions) -> None:
+def check_load(options: LoadOptions) -> None:
+    """Raises OptionError if options do not go together."""
     if (options.dataset_name == "custom") != (options.dataset_path is not None):
         raise OptionError("--dataset-name custom and --dataset-path FILE go together; give both or none")
     for flag, path in (("--output", options.output), ("--plot", options.plot)):
@@ -278,31 +236,3 @@ def _check(options: LoadOptions) -> None:
         raise OptionError("--metric-percentiles must lie from 0 to 100")
     if options.plot is not None and not options.plot.endswith(".html"):
         raise OptionError(f"--plot {options.plot}: the name must end with .html")
-
-
-def _check_beside(options: LoadOptions, given: Collection[str]) -> None:
-    """Refuses options that do not go together with --beside, or need it; `given` are their fields."""
-    kinds = options.mixed.beside
-    if not kinds:
-        if needing := sorted(set(MixedLoadOptions.__struct_fields__) & set(given)):
-            raise OptionError(f"{flag_of(needing[0])} needs --beside")
-        return
-    if "bulk" in kinds and len(kinds) > 1:
-        raise OptionError("--beside bulk is measured by itself; name no other kind with it")
-    if idle := [field for field in _NOT_BESIDE if field in given]:
-        raise OptionError(f"{flag_of(idle[0])} means nothing with --beside; leave it out")
-    if options.kind in ("embeddings", "audio"):
-        raise OptionError("--beside reads streams: of --endpoint completions or chat")
-
-
-def _check_audio(options: LoadOptions, given: Collection[str]) -> None:
-    """Refuses options of texts for recordings, and those of recordings for texts."""
-    if options.kind != "audio":
-        if "random_audio_seconds" in given:
-            raise OptionError("--random-audio-seconds needs --endpoint audio")
-        return
-    of_texts = {one.field for one in OPTIONS if one.doc.group in (_RANDOM, _PREFIXES)}
-    if idle := sorted((of_texts | {"ignore_eos", "custom_output_len"}) & set(given)):
-        raise OptionError(f"{flag_of(idle[0])} means nothing with --endpoint audio; leave it out")
-    if options.dataset_name == "prefix_repetition":
-        raise OptionError("--dataset-name prefix_repetition is for texts; recordings are random or custom")

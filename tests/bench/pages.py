@@ -39,10 +39,10 @@ from PIL import Image, ImageDraw
 from qwen_pictured import FIELDS, TOKENS
 from safetensors import safe_open
 from servers import Server, Side
+from startup import measure
 from work import Model
 
 from server.bench.http_client import Client
-from server.bench.startup_benchmark import measure
 
 _SHAPES = {"small": (384, 10, 192, 4), "tiny": (128, 4, 64, 3)}
 """The width and the layers of the text, and those of the tower."""

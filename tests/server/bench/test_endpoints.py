@@ -139,15 +139,3 @@ def test_a_whole_answer_must_tell_its_usage() -> None:
     assert silent.finish(200) == ("the answer had no usage", "")
     foreign.receive(b"<html>")
     assert foreign.finish(200) == ("not an answer", "<html>")
-
-
-def test_a_transcription_is_timed_by_its_first_text_and_counted_by_its_last_event() -> None:
-    """An event of ours, which has chunks of vLLM in it, and those of OpenAI alone."""
-    ours = {"type": "transcript.text.delta", "delta": "a", "choices": [{"delta": {"content": "a"}}]}
-    last = {"type": "transcript.text.delta", "delta": "", "choices": [{"delta": {}, "finish_reason": "stop"}]}
-    done = {"type": "transcript.text.done", "text": "ab", "usage": {"input_tokens": 8, "output_tokens": 5}}
-    answer, ending = read([event(ours), event({**ours, "choices": []}), event(last), event(done)])
-    assert ending == (None, "")
-    assert answer.times == [0.0, 1.0]
-    assert answer.usage is not None
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (8, 5)

@@ -1,11 +1,15 @@
-"""Whole runs of `bench serve --beside`, against a server that answers as it was told."""
+"""Whole runs of streams beside other work, against a server that answers as it was told."""
 
 import asyncio
 from collections import Counter
 from pathlib import Path
 
+import beside
 import msgspec
 import pytest
+from beside import run
+from beside_figures import MixedLoadResult
+from beside_options import BesideOptions, parse
 from scripted_server import (
     DONE,
     LAST,
@@ -21,9 +25,8 @@ from scripted_server import (
     whole,
 )
 
-from server.bench import mixed_load
-from server.bench.mixed_load_figures import MixedLoadResult
-from server.commands import BAD_USAGE, run
+from server.bench.serve_options import BenchError
+from server.options.option_table import OptionError
 
 TOKENS = 12
 ONCE = ("--output-len", str(TOKENS), "--rounds", "1")
@@ -47,7 +50,7 @@ async def streams(request: Request, writer: asyncio.StreamWriter) -> None:
 
 
 async def bench(server: FakeServer, *arguments: str) -> int:
-    return await asyncio.to_thread(run, "bench", ["serve", "--base-url", server.url, *arguments])
+    return await asyncio.to_thread(run, ["--base-url", server.url, *arguments], "beside.py")
 
 
 def lengths(server: FakeServer) -> Counter[tuple[int, int]]:
@@ -124,7 +127,7 @@ async def test_another_server_may_embed() -> None:
 async def test_single_texts_beside_very_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixed_load, "_PAUSE", 0.001)
+    monkeypatch.setattr(beside, "_PAUSE", 0.001)
     written = tmp_path / "r.json"
     single = asyncio.Event()
     sizes: list[int] = []
@@ -159,9 +162,7 @@ async def test_single_texts_beside_very_many(
         ("/v1/completions", "a stream failed: error in the stream: no"),
     ],
 )
-async def test_a_failure_ends_the_run_and_is_told(
-    path: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_failure_ends_the_run_and_is_told(path: str, told: str) -> None:
     async def fails(request: Request, writer: asyncio.StreamWriter) -> None:
         if request.path != path:
             await streams(request, writer)
@@ -171,5 +172,40 @@ async def test_a_failure_ends_the_run_and_is_told(
             writer.write(STREAM + part(event({"error": {"message": "no"}})) + LAST)
 
     async with scripted(fails) as server:
-        assert await bench(server, "--beside", "embeddings", *ONCE) == BAD_USAGE
-    assert told in capsys.readouterr().err
+        with pytest.raises(BenchError, match=told):
+            await bench(server, "--beside", "embeddings", *ONCE)
+
+
+def parse_words(*arguments: str) -> BesideOptions:
+    return parse(arguments, "beside.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--streams", "2"], "--beside says what runs"),
+        (["--beside", "chats"], "'chats' is not one of embeddings, prompt, bulk"),
+        (["--beside", "bulk", "prompt"], "--beside bulk is measured by itself"),
+        (["--beside", "prompt", "--concurrency", "2"], "--max-concurrency means nothing with --beside"),
+        (["--beside", "prompt", "--plot", "p.html"], "--plot means nothing with --beside"),
+        (["--beside", "prompt", "--endpoint", "embeddings"], "--beside reads streams"),
+        (["--beside", "prompt", "--rounds", "0"], "--rounds: must be at least 1"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse_words(*arguments)
+
+
+def test_beside_other_work_defaults_are_those_of_a_stream() -> None:
+    found = parse_words("--beside", "embeddings", "prompt")
+    assert found.mixed.beside == ["embeddings", "prompt"]
+    assert (found.load.random_input_len, found.load.random_output_len, found.load.ignore_eos) == (
+        32,
+        200,
+        True,
+    )
+    found = parse_words(
+        "--beside", "embeddings,prompt", "--output-len", "50", "--no-ignore-eos", "--streams", "3"
+    )
+    assert (found.load.random_output_len, found.load.ignore_eos, found.mixed.streams) == (50, False, 3)

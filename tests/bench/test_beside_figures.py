@@ -1,10 +1,10 @@
 """How gaps and texts are counted, the figures of both sides, and the ratios between them."""
 
 import pytest
+from beside import gaps, timed_ticks
+from beside_figures import Ratio, Round, Samples, figures, ratios
 
 from server.bench.endpoints import Outcome
-from server.bench.mixed_load import gaps, timed_ticks
-from server.bench.mixed_load_figures import Ratio, Round, Samples, figures, ratios
 
 
 def test_chunks_read_together_count_as_one() -> None:

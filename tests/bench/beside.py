@@ -1,4 +1,6 @@
-"""`facet bench serve --beside`: how evenly streams run beside other work, and what that work gets meanwhile.
+"""How evenly streams run beside other work, and what that work gets meanwhile.
+
+    python tests/bench/beside.py --beside embeddings [--streams N] [--rounds N] [options of facet bench serve]
 
 Each round measures both sides: the streams and the other work at the same time, and each of them alone.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
@@ -18,12 +21,14 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import uvloop
+from beside_figures import MixedLoadResult, Round, Samples, figures, ratios, table
+from beside_options import MixedLoadOptions, parse
+from programs import run_program
 
 from server.bench.answers import StreamedAnswer
 from server.bench.endpoints import LoadRequest, Outcome, Sender, endless_requests
 from server.bench.http_client import Client, Model, first_model
 from server.bench.load_generator import without_garbage_collection
-from server.bench.mixed_load_figures import MixedLoadResult, Round, Samples, figures, ratios, table
 from server.bench.serve_options import BenchError, LoadOptions, write_result
 
 
@@ -139,21 +144,22 @@ Phase = Callable[[Samples], Awaitable[None]]
 """A part of a round, which adds to the samples of one side."""
 
 
-def run(options: LoadOptions) -> int:
-    result = uvloop.run(measure(options))
+def run(arguments: Sequence[str], command: str) -> int:
+    options = parse(arguments, command)
+    result = uvloop.run(measure(options.load, options.mixed))
     print(table(result))
-    write_result(options.output, result)
+    write_result(options.load.output, result)
     return 0
 
 
-async def measure(options: LoadOptions) -> MixedLoadResult:
+async def measure(options: LoadOptions, mixed: MixedLoadOptions) -> MixedLoadResult:
     with closing(Client(options.url, options.api_key, options.request_timeout)) as client:
         model = Model(options.model) if options.model else await first_model(client, options.url)
-        embedder = await _embedding_model(options) or model.id
+        embedder = await _embedding_model(options, mixed) or model.id
         with closing(EmbeddingClients()) as clients:
-            bench = _MixedLoad(_fitted(options, model), client, clients, model.id, embedder)
+            bench = _MixedLoad(options, _fitted(mixed, model), client, clients, model.id, embedder)
             await bench.warm_up()
-            taken = [await _round(bench, number) for number in range(options.mixed.rounds)]
+            taken = [await _round(bench, number) for number in range(mixed.rounds)]
     percentiles = options.metric_percentiles
     rounds = [Round(*(figures([side], percentiles) for side in sides)) for sides in taken]
     lengths = {"input_len": options.random_input_len, "output_len": options.random_output_len}
@@ -161,7 +167,7 @@ async def measure(options: LoadOptions) -> MixedLoadResult:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         model=model.id,
         endpoint="embeddings" if bench.is_bulk else options.kind,
-        work={**msgspec.to_builtins(bench.options.mixed), **lengths, "seed": options.seed},
+        work={**msgspec.to_builtins(bench.mixed), **lengths, "seed": options.seed},
         alone=figures([alone for alone, _ in taken], percentiles),
         beside=figures([beside for _, beside in taken], percentiles),
         ratios=ratios(rounds),
@@ -169,22 +175,21 @@ async def measure(options: LoadOptions) -> MixedLoadResult:
     )
 
 
-async def _embedding_model(options: LoadOptions) -> str | None:
+async def _embedding_model(options: LoadOptions, mixed: MixedLoadOptions) -> str | None:
     """The name of the model of the server that embeds, if that is another one."""
-    url = options.mixed.embed_base_url
+    url = mixed.embed_base_url
     if url is None:
         return None
     with closing(Client(url, options.api_key, options.request_timeout)) as client:
         return (await first_model(client, url)).id
 
 
-def _fitted(options: LoadOptions, model: Model) -> LoadOptions:
+def _fitted(mixed: MixedLoadOptions, model: Model) -> MixedLoadOptions:
     """The options with a long prompt that the model can take."""
-    longest = options.mixed.long_prompt_len
-    if model.max_model_len is not None:
-        longest = max(1, min(longest, model.max_model_len - _ROOM))
-    mixed = msgspec.structs.replace(options.mixed, long_prompt_len=longest)
-    return msgspec.structs.replace(options, mixed=mixed)
+    if model.max_model_len is None:
+        return mixed
+    longest = max(1, min(mixed.long_prompt_len, model.max_model_len - _ROOM))
+    return msgspec.structs.replace(mixed, long_prompt_len=longest)
 
 
 async def _round(bench: _MixedLoad, number: int) -> tuple[Samples, Samples]:
@@ -201,10 +206,16 @@ class _MixedLoad:
     """One server, the streams that it is asked for and the clients that load it."""
 
     def __init__(
-        self, options: LoadOptions, client: Client, clients: EmbeddingClients, model: str, embedder: str
+        self,
+        options: LoadOptions,
+        mixed: MixedLoadOptions,
+        client: Client,
+        clients: EmbeddingClients,
+        model: str,
+        embedder: str,
     ) -> None:
-        self.options = options
-        self.is_bulk = "bulk" in options.mixed.beside
+        self.options, self.mixed = options, mixed
+        self.is_bulk = "bulk" in mixed.beside
         self._client, self._clients, self._embedder = client, clients, embedder
         self._sender = Sender(client, model, options)
         self._salts = count()  # another one for whatever is sent, so that the prefix cache knows none of it
@@ -223,7 +234,7 @@ class _MixedLoad:
             await self._embed_singly(unused, 2)
             return
         await self._read_streams(unused)
-        if "prompt" in self.options.mixed.beside:
+        if "prompt" in self.mixed.beside:
             await _time_prompt(unused, self._sender, self._prompt())
 
     # Streams.
@@ -232,7 +243,7 @@ class _MixedLoad:
         await _read_streams(samples, self._sender, self._streams(), None, 0)
 
     async def _read_beside(self, samples: Samples) -> None:
-        prompt = self._prompt() if "prompt" in self.options.mixed.beside else None
+        prompt = self._prompt() if "prompt" in self.mixed.beside else None
         async with self._embedding(samples):
             begin = time.perf_counter()
             middle = self.options.random_output_len // 2
@@ -241,16 +252,16 @@ class _MixedLoad:
 
     async def _others(self, samples: Samples) -> None:
         """The work that streams run beside, by itself."""
-        if "embeddings" in self.options.mixed.beside:
+        if "embeddings" in self.mixed.beside:
             async with self._embedding(samples):
                 await asyncio.sleep(self._window)
-        if "prompt" in self.options.mixed.beside:
+        if "prompt" in self.mixed.beside:
             await _time_prompt(samples, self._sender, self._prompt())
 
     @asynccontextmanager
     async def _embedding(self, samples: Samples) -> AsyncIterator[None]:
         """Lets the clients embed while the block runs, if they are to embed at all."""
-        mixed = self.options.mixed
+        mixed = self.mixed
         if "embeddings" not in mixed.beside:
             yield
             return
@@ -264,10 +275,10 @@ class _MixedLoad:
 
     def _streams(self) -> list[bytes]:
         requests = endless_requests(self.options, next(self._salts))
-        return [self._sender.write(one) for one in islice(requests, self.options.mixed.streams)]
+        return [self._sender.write(one) for one in islice(requests, self.mixed.streams)]
 
     def _prompt(self) -> bytes:
-        length = self.options.mixed.long_prompt_len
+        length = self.mixed.long_prompt_len
         asked = msgspec.structs.replace(
             self.options, dataset_name="random", random_input_len=length, random_output_len=1
         )
@@ -289,7 +300,7 @@ class _MixedLoad:
         _add_bulk(samples, await self._clients.finish())
 
     def _bulk_job(self) -> EmbeddingJob:
-        return self._job(self.options.mixed.bulk_batch_size, self.options.random_input_len, clients=None)
+        return self._job(self.mixed.bulk_batch_size, self.options.random_input_len, clients=None)
 
     async def _embed_singly(
         self, samples: Samples, number: int | None, is_done: Callable[[], bool] = lambda: False
@@ -310,7 +321,7 @@ class _MixedLoad:
         """Requests for embeddings of new texts: by so many clients without pause, or a single one."""
         options = msgspec.structs.replace(
             self.options,
-            base_url=self.options.mixed.embed_base_url or self.options.url,
+            base_url=self.mixed.embed_base_url or self.options.url,
             endpoint="embeddings",
             dataset_name="random",
             random_batch_size=batch_size,
@@ -374,3 +385,7 @@ async def timed_ticks(lateness: list[float]) -> AsyncIterator[None]:
         yield
     finally:
         ticking.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(run, "beside.py"))

@@ -1,4 +1,6 @@
-"""`facet bench startup`: seconds from `serve` to its first answer, to being ready, and to the first token.
+"""Seconds from `serve` to its first answer, to being ready, and to the first token.
+
+    python tests/bench/startup.py [MODEL] [--runs N] [--output FILE] [serve options]
 
 Beside them the floor: a process that imports torch and reads the weights once, and does nothing else. Each
 run measures both, one after the other, so that their ratio is fair on a machine that others use too.
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from programs import run_program
 
 from models.checkpoint.hub import DEMO
 from server.bench.serve_options import BenchError, write_result
@@ -118,3 +121,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=6, metavar="N", help="How often (default: 6).")
     parser.add_argument("--output", metavar="FILE", help="File for the result as JSON.")
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(run, "startup.py"))

@@ -1,13 +1,18 @@
-"""`facet bench offline`: the engine in this process, without HTTP: prefill, decode steps, embeddings."""
+"""The engine in this process, without HTTP: prefill, decode steps, embeddings.
+
+python tests/bench/offline.py [MODEL] [--embed] [options] [serve options]
+"""
 
 from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from programs import run_program
 
 from server.bench.serve_options import BenchError, write_result
 from server.model_facts import GENERATE
@@ -150,3 +155,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of the random texts.")
     parser.add_argument("--output", metavar="FILE", help="File for the result as JSON.")
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(run, "offline.py"))
