@@ -97,7 +97,7 @@ def test_an_encoder_that_pauses_behind_each_layer_gives_the_same_bits(
         update(self, step)
 
     monkeypatch.setattr(StepSources, "update", noted)
-    monkeypatch.setattr(StepBuilder, "_fitting", property(lambda step: 1.0 if step.rows else inf))
+    monkeypatch.setattr(StepBuilder, "fitting", property(lambda step: 1.0 if step.rows else inf))
     found, engine = answer_all(folder, requests, 1)
     assert found == expected and engine.ready.worker.source_layers == 2
     assert layers == [0, 1, 1, 1, 1], "one whole, since nobody waited, and two layer by layer"

@@ -46,6 +46,7 @@ CONSTANTS = ("act_fn.beta", "act_fn.eps")
 """The ends of names of tensors that are the same in all checkpoints, and are not read."""
 EACH_STAGES = ("per_layer_projection_norm.weight",)
 """The ends of names of tensors that every stage reads."""
+DISTANCES = ("encoder.rel_embeddings", "encoder.LayerNorm")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
@@ -89,9 +90,9 @@ def test_stages_of_an_encoder_read_what_one_alone_does(
 
 
 def shared_bytes(folder: Path) -> int:
-    """The bytes that every stage reads: MPNet's bias by distance."""
-    tensors = load_file(folder / "model.safetensors")
-    return sum(tensor.nbytes for name, tensor in tensors.items() if "relative_attention_bias" in name)
+    """The bytes that every stage reads: MPNet's bias by distance, DeBERTa's embeddings of distances."""
+    tensors, parts = load_file(folder / "model.safetensors"), ("relative_attention_bias", *DISTANCES)
+    return sum(tensor.nbytes for name, tensor in tensors.items() if any(part in name for part in parts))
 
 
 @pytest.fixture

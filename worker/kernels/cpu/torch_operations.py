@@ -26,6 +26,10 @@ Table = Mapping[str, Callable[..., Any]]
 """Operations by name, for `models.ops.use`."""
 
 
+_NUMBERS = 64
+"""As many float32 as torch's loops take at a time, or a multiple."""
+
+
 def linear_operations(scheme: Scheme | None = None, input_bits: int | None = None) -> Table:
     """The operations of linear layers. `scheme`: how `pack` quantizes matrices; None keeps each as it is, but
     for `input_bits`."""
@@ -99,7 +103,16 @@ def _linear(
         return _linear(x.expand(2, -1), weight, bias, kind=kind)[:1]
     else:
         out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return activation(out, kind) if kind else out
+    return _activate(out, kind) if kind else out
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    """The activation of numbers that lie one behind the other, in whole vectors of a processor: what is left
+    of these is computed by other code of torch's, so that a row would have other digits in another batch."""
+    left = -x.numel() % _NUMBERS
+    if not left:
+        return activation(x, kind)
+    return activation(F.pad(x.flatten(), (0, left)), kind)[: x.numel()].view(x.shape)
 
 
 def gated_linear(
