@@ -30,7 +30,7 @@ _MANY = 8
 """An alternative of so many is a part."""
 
 _OPENERS = b'[{("'
-_RULE = re.compile(r"^\s*([a-z_][a-z_0-9]*)\s*(?:\[[^\]]*\])?\s*:", re.MULTILINE)
+_RULE = re.compile(r"^\s*([a-z_][a-z_0-9]*)\s*(?:\[[^\]]*\]\s*)?:", re.MULTILINE)
 _START = re.compile(r"\bstart\b")
 
 

@@ -46,9 +46,8 @@ of lines, as Python's `str.splitlines` does and so httpx's `iter_lines`; and how
 
 def on_one_line(data: bytes) -> bytes:
     """Returns events of JSON with the characters escaped at which such clients would cut them."""
-    if not data.isascii():
-        for raw, escaped in _LINE_ENDS:
-            data = data.replace(raw, escaped)
+    for raw, escaped in _LINE_ENDS:
+        data = data.replace(raw, escaped)
     return data
 
 
@@ -243,4 +242,10 @@ class EventStream(Response):
             headers = [*self.raw_headers, *self._late_headers()]
             await self._send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         self._written, self._ended = self._clock(), not more
-        await self._send({"type": "http.response.body", "body": on_one_line(data), "more_body": more})
+        await self._send(
+            {
+                "type": "http.response.body",
+                "body": data if data.isascii() else on_one_line(data),
+                "more_body": more,
+            }
+        )

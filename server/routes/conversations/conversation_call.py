@@ -293,7 +293,10 @@ async def begin_conversation(
     admission = admit_answers(request, 1, sampling.n)
     owner = admission.caller.owner
     plan = await plan_answer(frontend, config_of(request), chat, conversation, owner)
-    sampling.shown_as = dict(plan.format.marks) if plan.format else {}
+    if plan.format is not None:
+        sampling.shown_as = dict(plan.format.marks)
+    elif sampling.logprobs is not None:
+        sampling.shown_as = {}  # who writes logprobs has to know the characters of each token
     return ConversationCall(
         request, chat, sampling, conversation, plan, prefix, admission, counts_output=counts_output
     )
