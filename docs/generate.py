@@ -10,23 +10,21 @@ from typing import Any
 from rooms_picture import picture
 
 from server.app import openapi_schema
-from server.options.compat.llama_flags import LLAMA_FLAGS
-from server.options.compat.vllm_flags import VLLM_FLAGS
-from server.options.compat.vllm_variables import OBEYED, READ_ELSEWHERE, WITHOUT_MEANING
-from server.options.option_table import Option, VllmFlag, flag_of
+from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FLAGS
+from server.options.option_table import Option, flag_of
 from server.options.server_options import OPTIONS
 from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
 
 FLAGS_TEXT = (
-    "They are accepted with these values, so that start scripts keep working, and the log names those that "
-    "were given\nin vain. Every other flag of vLLM is an option above, or is refused with a "
-    "sentence;\nfor llama.cpp's see [migrating.md](migrating.md#llamacpps-server)."
+    "They are accepted, so that start scripts keep working, and the log names those that were given in vain. "
+    "Every other\nflag of vLLM is an option above, or is refused with a sentence; for llama.cpp's see "
+    "[migrating.md](migrating.md#llamacpps-server)."
 )
 VARIABLES_TEXT = (
-    "These are obeyed by `serve`, or have no meaning here: the log says at the start which of them are set. "
-    "Names with a\nstar stand for several. `FACET_` variables, the file and flags win over them."
+    "These are obeyed by `serve`; all others have no meaning here. The log says at the start which "
+    "of them are set.\n`FACET_` variables, the file and flags win over them."
 )
 
 
@@ -36,28 +34,18 @@ def options_page() -> str:
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += map(option_row, options)
         lines.append("")
-    idle = [each for each in [*VLLM_FLAGS, *LLAMA_FLAGS] if each.why or each.neutral]
+    idle = sorted(", ".join(each.flags) for each in [*VLLM_FLAGS, *LLAMA_FLAGS] if each.is_idle)
     lines += [
         "## Flags of vLLM and llama.cpp that change nothing",
         "",
         FLAGS_TEXT,
         "",
-        "| Flag | Value | Why |",
-        "|---|---|---|",
+        ", ".join(f"`{flags}`" for flags in idle) + ".",
     ]
-    lines += map(idle_row, sorted(idle, key=lambda each: each.flag))
     lines += ["", "## Variables of vLLM", "", VARIABLES_TEXT, "", "| Variable | Here |", "|---|---|"]
     lines += [f"| `{name}` | `{flag_of(field)}` |" for name, field in OBEYED.items()]
-    lines += [f"| `{name}` | {what} |" for name, what in READ_ELSEWHERE.items()]
-    for why, names in WITHOUT_MEANING.items():
-        shown = ", ".join(f"`VLLM_{name}`" for name in sorted(names.split()))
-        lines.append(f"| {shown} | no meaning: {cell(why)} |")
+    lines.append(f"| `{PLUGINS}` | installed plug-ins that are called ([plugins.md](plugins.md)) |")
     return "\n".join([*lines, ""])
-
-
-def idle_row(flag: VllmFlag) -> str:
-    names, values = ", ".join(flag.flags), ", ".join(f"`{cell(value)}`" for value in flag.neutral)
-    return f"| `{names}` | {values or 'any'} | {cell(flag.why or 'it is so anyway')} |"
 
 
 def option_row(option: Option) -> str:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from server.commands import TERMINAL
-from server.options.compat.vllm_flags import VLLM_FLAGS
+from server.options.foreign_options import VLLM_FLAGS
 from server.options.server_options import OPTIONS, read
 
 ROOT = Path(__file__).parents[1]

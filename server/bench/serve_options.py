@@ -177,10 +177,9 @@ OPTIONS = options_of(LoadOptions)
 
 _HARMLESS_SWITCHES = ("--disable-tqdm", "--save-result", "--skip-tokenizer-init", "--trust-remote-code")
 _UNSUPPORTED = ("--goodput", "--ramp-up-strategy", "--ramp-up-start-rps", "--ramp-up-end-rps", "--header")
-_AS_IT_IS = "it is so anyway, or the server counts tokens itself"
 VLLM_FLAGS = [
-    *(VllmFlag(flag, is_switch=True, why=_AS_IT_IS) for flag in _HARMLESS_SWITCHES),
-    *(VllmFlag(flag, why=_AS_IT_IS) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
+    *(VllmFlag(flag, is_switch=True, is_idle=True) for flag in _HARMLESS_SWITCHES),
+    *(VllmFlag(flag, is_idle=True) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
     *(VllmFlag(flag) for flag in _UNSUPPORTED),
 ]
 """Flags of vLLM's benchmark that are not options here: they need no meaning, or have none yet."""

@@ -187,8 +187,6 @@ def _as_list(given: object) -> list[object]:
 
 
 def json_object(text: str) -> dict[str, object]:
-    if text[:1].isalpha() and "=" in text:  # as older versions of vLLM write it: image=2,video=0
-        text = '{"' + text.replace("=", '":').replace(",", ',"') + "}"
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -216,15 +214,15 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class VllmFlag:
-    """A flag of vLLM that is not supported here, or has nothing to change."""
+    """A flag of another server that is no option here."""
 
     flag: str
     neutral: tuple[str, ...] = ()
     """Values that are accepted because they ask for what happens anyway."""
     is_switch: bool = False
     short: str | None = None
-    why: str = ""
-    """Why it changes nothing, whatever its value, or whichever of the neutral values."""
+    is_idle: bool = False
+    """Whether it is accepted, and changes nothing whatever its value."""
     is_object: bool = False
     is_list: bool = False
     instead: str = "is not supported yet"
@@ -241,7 +239,7 @@ class VllmFlag:
 
     def check(self, value: object) -> None:
         """Raises OptionError unless `value` asks for what happens anyway, as None, false and empty do."""
-        if asks_for_nothing(value) or (self.why and not self.neutral):
+        if self.is_idle or asks_for_nothing(value):
             return
         words = value if isinstance(value, list) else [value]
         if self.is_switch or any(str(word) not in self.neutral for word in words):
@@ -252,7 +250,7 @@ class VllmFlag:
     def take(self, value: object, without_effect: list[VllmFlag]) -> None:
         """Check a value, and join `without_effect` if it asks for something that changes nothing here."""
         self.check(value)
-        if self.why and not asks_for_nothing(value):
+        if self.is_idle and not asks_for_nothing(value):
             without_effect.append(self)
 
 

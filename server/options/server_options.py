@@ -15,11 +15,9 @@ import msgspec
 
 from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
-from server.options.compat.llama_flags import LLAMA_FLAGS, translated
-from server.options.compat.vllm_flags import VLLM_FLAGS
-from server.options.compat.vllm_variables import RESOLVERS, read_variables
 from server.options.connection_options import HTTP
 from server.options.dotted_flags import undotted
+from server.options.foreign_options import LLAMA_FLAGS, RESOLVERS, VLLM_FLAGS, read_variables
 from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
@@ -176,7 +174,7 @@ def read(
     parser = build_parser(command, OPTIONS, others, _EPILOG)
     parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
-    words = canonical(undotted(translated(arguments), [*OPTIONS, *others]), parser)
+    words = canonical(undotted(arguments, [*OPTIONS, *others]), parser)
     given = vars(parser.parse_intermixed_args(words))
     for other in others:
         if other.flag in given:
@@ -199,7 +197,7 @@ def read(
         tags.append(str(values["model"]))
     if without_effect:
         flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
-        notes.append(f"these flags change nothing here: {flags} (docs/options.md says why)")
+        notes.append(f"these flags change nothing here: {flags} (docs/options.md lists all of them)")
     return Given(values, tags, "model" in given)
 
 

@@ -10,8 +10,8 @@ import pytest
 from engine_core.config import EngineConfig
 from server.options.adapter_options import AdapterOptions
 from server.options.batch_options import BatchOptions
-from server.options.compat.vllm_flags import VLLM_FLAGS
 from server.options.connection_options import ConnectionOptions
+from server.options.foreign_options import VLLM_FLAGS
 from server.options.media_options import MediaOptions
 from server.options.option_table import OptionError, assemble, flatten
 from server.options.plugin_options import PluginOptions
@@ -161,8 +161,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--ssl-cert-reqs", "3", *HTTPS], "--ssl-cert-reqs: must be at most 2"),
         (["--api-server-count", "0"], "--api-server-count 0 goes with --headless"),
         (["--h11-max-header-count", "0"], "--h11-max-header-count: must be at least 8"),
-        (["--prefix-caching-hash-algo", "md5"], "has no such algorithm; leave it out, or give sha256 or"),
-        (["--scheduler-cls", "a.B"], "speak another protocol than those of vLLM"),
+        (["--scheduler-cls", "a.B"], "--logits-processors and --worker-extension-cls run code"),
         (["--worker-cls", "a.B"], "run code in a worker; leave it out, or give auto"),
         (["--allowed-origins", "*", "--allow-credentials"], "every website"),
         (["--config", "/nowhere/file.yaml"], "cannot be read"),

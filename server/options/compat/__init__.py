@@ -1,1 +1,0 @@
-"""Flags and variables of other servers."""

@@ -1,0 +1,209 @@
+"""Flags and variables of other servers that are no options here: some have no meaning, some are refused.
+
+What changes nothing is accepted, so that start scripts keep working, and the log names it at the start. What
+asks for other answers, or has another name here, is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+
+from server.options.option_sources import is_kubernetes_link
+from server.options.option_table import Option, VllmFlag
+
+_IDLE_SWITCHES = """
+    aggregate-engine-logging disable-cascade-attn disable-custom-all-reduce disable-frontend-multiprocessing
+    disable-log-requests disable-mm-preprocessor-cache disable-nccl-for-dp-synchronization
+    enable-auto-tool-choice enable-ep-weight-filter enable-flashinfer-autotune enable-log-deltas
+    enable-mamba-cache-stochastic-rounding enable-reasoning enable-server-load-tracking
+    fail-on-environ-validation interleave-mm-strings kv-sharing-fast-prefill scheduler-reserve-full-isl
+    skip-mm-profiling use-tqdm-on-load
+"""
+_IDLE_VALUES = """
+    attention-backend fingerprint-mode guided-decoding-backend ir-op-priority linear-backend
+    mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype max-log-len
+    max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture
+    mm-encoder-attn-backend mm-encoder-tp-mode mm-hasher-algorithm mm-processor-cache-type
+    mm-processor-device mm-shm-cache-max-object-size-mb mm-tensor-ipc moe-backend offload-backend
+    performance-mode prefix-caching-hash-algo pt-load-map-location renderer-num-workers
+    safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
+    show-hidden-metrics-for-version swap-space video-pruning-rate watermark
+"""
+_IDLE_OBJECTS = "attention-config kernel-config structured-outputs-config"
+
+_REFUSED_SWITCHES = """
+    calculate-kv-scales cudagraph-metrics data-parallel-multi-port-external-lb disable-sliding-window
+    enable-cumem-allocator enable-fault-tolerance enable-layerwise-nvtx-tracing enable-log-outputs
+    enable-mfu-metrics enable-nccl-comm-suspend enable-offline-docs enable-return-routed-experts
+    enable-scale-out enable-trace-replay exclude-tools-when-tool-choice-none grpc kv-cache-metrics
+    log-error-stack mm-encoder-only numa-bind ray-workers-use-nsight return-sampling-mask
+    specialize-active-lora tokens-only
+"""
+_REFUSED_VALUES = """
+    additional-config collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params
+    custom-histogram-buckets default-mm-loras device-ids distributed-timeout-seconds ec-transfer-config
+    fault-tolerance-config grpc-port kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
+    model-class-overrides model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config
+    reasoning-config tool-server weight-transfer-config
+"""
+
+_OTHER_CLASS = "is not supported: --logits-processors and --worker-extension-cls run code in a worker"
+_INSTEAD = {
+    "code-revision": "means nothing here: code that comes with a model is that of its --revision",
+    "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
+    "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
+    "kv-cache-memory": "is --kv-cache-memory-bytes here",
+    "kv-transfer-config": "is for connectors, of which there are none here: --kv-offloading-size keeps "
+    "prefixes of a card in the host's memory, --kv-cache-dir those of a CPU on disk",
+    "num-speculative-tokens": "is --spec-tokens here",
+    "override-pooler-config": "is --pooler-config here",
+    "rope-scaling": "is --hf-overrides '{\"rope_scaling\": {...}}' here",
+    "rope-theta": "is --hf-overrides.rope_theta here",
+    "scheduler-cls": _OTHER_CLASS,
+    "speculative-model": "is --spec-model here",
+}
+"""Flags that are refused with what to use, those of older versions of vLLM among them."""
+_INSTEAD_SWITCHES = {
+    "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
+    "guided-decoding-disable-any-whitespace": "is whitespace_pattern in structured_outputs of requests",
+}
+_NEUTRAL = {
+    "cpu-offload-gb": (("0", "0.0"), "is not supported yet"),
+    "kv-offloading-backend": (("native",), "has no other backend"),
+    "logprobs-mode": (("raw_logprobs",), "is not supported yet"),
+    "worker-cls": (("auto",), _OTHER_CLASS),
+}
+"""Flags that are refused but with values that ask for what happens anyway."""
+
+VLLM_FLAGS = [
+    *(VllmFlag(f"--{name}", is_switch=True, is_idle=True) for name in _IDLE_SWITCHES.split()),
+    *(VllmFlag(f"--{name}", is_idle=True) for name in _IDLE_VALUES.split()),
+    *(VllmFlag(f"--{name}", is_object=True, is_idle=True) for name in _IDLE_OBJECTS.split()),
+    VllmFlag("--compilation-config", short="-cc", is_object=True, is_idle=True),
+    VllmFlag("--optimization-level", short="-O", is_idle=True),
+    VllmFlag("--ignore-patterns", is_list=True, is_idle=True),
+    *(VllmFlag(f"--{name}", is_switch=True) for name in _REFUSED_SWITCHES.split()),
+    *(VllmFlag(f"--{name}") for name in _REFUSED_VALUES.split()),
+    *(VllmFlag(f"--{name}", instead=said, is_list="sizes" in name) for name, said in _INSTEAD.items()),
+    *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
+    *(VllmFlag(f"--{name}", neutral=values, instead=said) for name, (values, said) in _NEUTRAL.items()),
+]
+
+_LLAMA_SWITCHES = "jinja cont-batching mmap mlock embeddings embedding reranking rerank webui slots metrics"
+_LLAMA_NAMES = {
+    ("--alias", "-a"): "--served-model-name",
+    ("--batch-size", "-b"): "--max-num-batched-tokens",
+    ("--cache-type-k", "-ctk"): "--kv-cache-dtype, int8 in place of q8_0,",
+    ("--cache-type-v", "-ctv"): "--kv-cache-dtype, int8 in place of q8_0,",
+    ("--chat-template-file", None): "--chat-template",
+    ("--ctx-size", "-c"): "--max-model-len",
+    ("--hf-file", "-hff"): "--quant, which names the form of the file, such as Q4_K_M,",
+    ("--hf-repo", "-hf"): "MODEL, without a flag,",
+    ("--lora", None): "--lora-modules name=folder, of PEFT,",
+    ("--model-draft", "-md"): "--spec-model, with --spec-method draft_model,",
+    ("--parallel", "-np"): "--max-num-seqs",
+    ("--n-predict", None): "max_tokens of requests",
+    ("--predict", None): "max_tokens of requests",
+    ("--rope-freq-base", None): "--hf-overrides.rope_theta",
+    ("--split-mode", "-sm"): "--tensor-parallel-size, or --pipeline-parallel-size,",
+    ("--temp", None): "--override-generation-config.temperature, or temperature of requests,",
+    ("--tensor-split", "-ts"): "--tensor-parallel-size",
+    ("--threads", "-t"): "--cpu-threads",
+    ("--ubatch-size", "-ub"): "--max-num-batched-tokens",
+    ("-m", None): "MODEL, without a flag,",
+}
+
+LLAMA_FLAGS = [
+    *(VllmFlag(f"--{name}", is_switch=True, is_idle=True) for name in _LLAMA_SWITCHES.split()),
+    VllmFlag("--n-gpu-layers", short="-ngl", is_idle=True),
+    VllmFlag("--flash-attn", short="-fa", is_idle=True),
+    *(VllmFlag(flag, short=short, instead=f"is {own} here") for (flag, short), own in _LLAMA_NAMES.items()),
+]
+"""Flags of llama.cpp's server."""
+
+OBEYED = {
+    "VLLM_API_KEY": "api_key",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "timeout_keep_alive",
+    "VLLM_LOGGING_LEVEL": "uvicorn_log_level",
+    "VLLM_LOGGING_CONFIG_PATH": "log_config_file",
+    "VLLM_SERVER_DEV_MODE": "server_dev_mode",
+    "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
+    "VLLM_ALL2ALL_BACKEND": "all2all_backend",
+    "VLLM_TORCH_PROFILER_DIR": "profiler_config",
+    "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "engine_ready_timeout",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
+}
+"""Variables of vLLM, and the options that they give where nothing else does."""
+
+RESOLVERS = {
+    "lora_filesystem_resolver": "VLLM_LORA_RESOLVER_CACHE_DIR",
+    "lora_hf_hub_resolver": "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+}
+"""Plug-ins that are --lora-resolver here, and the variables that say where they look."""
+
+PLUGINS = "VLLM_PLUGINS"
+"""The variable that names the installed plug-ins to call, which is obeyed where they are loaded."""
+
+
+def read_variables(
+    options: Mapping[str, Option], environ: Mapping[str, str], notes: list[str]
+) -> dict[str, object]:
+    """Read vLLM's variables; `notes` gets sentences on those that are obeyed, and on the others.
+
+    `options`: by their fields. Raises OptionError on a value that cannot be obeyed.
+    """
+    found: dict[str, object] = {}
+    obeyed: list[str] = []
+    idle: list[str] = []
+    unlooked = [variable for plugin, variable in RESOLVERS.items() if not _is_on(plugin, environ)]
+    for name, text in sorted(environ.items()):
+        if not name.startswith("VLLM_") or is_kubernetes_link(name, text) or name == PLUGINS:
+            continue
+        field = OBEYED.get(name)
+        if field is None or name in unlooked:
+            idle.append(name)
+        elif written := _written(name, text):
+            found[field] = options[field].value(written, f"environment variable {name}")
+            obeyed.append(f"{name} as {options[field].flag}")
+    if found.keys() & {OBEYED[variable] for variable in RESOLVERS.values()}:
+        found["lora_resolver"] = True
+    if obeyed:
+        notes.append(f"variables of vLLM are obeyed: {', '.join(obeyed)}")
+    if idle:
+        notes.append(f"variables of vLLM without meaning here: {', '.join(map(_with_meant, idle))}")
+    return found
+
+
+def _is_on(plugin: str, environ: Mapping[str, str]) -> bool:
+    """Whether vLLM would look for adapters by one of its plug-ins."""
+    allowed = environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
+    named = environ.get(PLUGINS)
+    return allowed and (named is None or plugin in [each.strip() for each in named.split(",")])
+
+
+def _written(name: str, text: str) -> str | list[str]:
+    """The value as its option is written; empty if it asks for what an option that is not given does."""
+    match name:
+        case "VLLM_API_KEY":
+            return [text] if text else []
+        case "VLLM_CPU_KVCACHE_SPACE":
+            return "" if text in ("", "0") else f"{text}GiB"
+        case "VLLM_TORCH_PROFILER_DIR":
+            return json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
+        case "VLLM_LORA_RESOLVER_CACHE_DIR" | "VLLM_LORA_RESOLVER_HF_REPO_LIST":
+            return [part.strip() for part in text.split(",") if part.strip()]
+        case "VLLM_LOGGING_LEVEL":
+            return text.lower()
+        case _:
+            return text
+
+
+def _with_meant(name: str) -> str:
+    """The name, with the variable that was probably meant."""
+    near = [] if name in OBEYED else difflib.get_close_matches(name, OBEYED, n=1, cutoff=0.9)
+    return f"{name} (did you mean {near[0]}?)" if near else name
