@@ -96,6 +96,8 @@ def size_cache(
 ) -> CacheSize:
     """The number of blocks that `budget` or an option gives, up to what all slots can fill.
 
+    A model that only pools has no streams to hold: it needs room for the texts of the steps under way.
+
     `minimum`: that of all ranks' numbers, for all must have room for the same sequences. `halvings`: how
     often the cache has turned out to be too large. `windows`: those of `WorkerFacts`.
     """
@@ -108,6 +110,9 @@ def size_cache(
     nbytes, flag = _asked_bytes(asked, block_bytes, budget)
     filled = limits.max_num_seqs * held(limits.max_model_len, 1)  # all slots, and what one step adds to that
     filled += sum(map(bool, windows)) * -(-step // limits.block_size)
+    if config.conversion.runner == "pooling" and asked.kv_cache_memory_bytes is None:
+        texts = len(windows) * (-(-step // limits.block_size) + limits.max_num_seqs)
+        filled = min(filled, (1 + config.steps_ahead) * texts + per_sequence)  # of steps, and one that is cut
     if minimum(-block_bytes) == 0:  # no rank caches anything: blocks are names of prefixes only
         filled = min(filled, max(per_sequence, _MOST_EMPTY_BLOCKS))
     most = asked.num_gpu_blocks_override or filled

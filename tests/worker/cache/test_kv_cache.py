@@ -7,6 +7,7 @@ import pytest
 import torch
 from sizes import MODEL, worker_config
 
+from models.conversion.conversion_choice import Conversion
 from models.layers.attention import Attention
 from models.layers.latent_attention import IndexerSpec, LatentAttention, LatentSpec, TokenIndexer
 from models.parallel.rank_shares import Span
@@ -130,6 +131,16 @@ def test_an_indexer_caches_keys_in_the_same_blocks() -> None:
     layout = CacheLayout([LayerGroup(0, layers)], 16, torch.bfloat16)
     assert layout.block_bytes == 16 * (128 + 576) * 2
     assert [part.shape for part in layout.bind(8, Cpu(1))] == [(8, 16, 128), (8, 16, 576)]
+
+
+def test_a_model_that_only_pools_has_room_for_the_texts_of_its_steps() -> None:
+    pooling = Conversion(runner="pooling", convert="embed", architecture="")
+    config = worker_config(conversion=pooling, steps_ahead=1)
+    limits = replace(LIMITS, max_num_seqs=64, max_num_batched_tokens=64)
+    of_step = 64 // LIMITS.block_size + 64
+    assert size_cache(config, limits, 1, budget(10**9)).num_blocks == 2 * of_step + PER_SEQUENCE
+    asked = worker_config(conversion=pooling, steps_ahead=1, kv_cache_memory_bytes=10**6)
+    assert size_cache(asked, limits, 1, budget(10**9)).num_blocks == 64 * PER_SEQUENCE
 
 
 def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
