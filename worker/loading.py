@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from models.layers.cross_attention import find_source_model
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
+from models.ops.grouped_matrix import describe_sizes
 from models.parallel.parallel import Parallel
 from models.pooling.alignment import find_alignment
+from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.vision.model import transcribes
 from worker.config import WorkerConfig
 from worker.devices.base import Device
@@ -20,6 +23,8 @@ from worker.host.memory import ReadPages
 from worker.ranks.pipeline_stage import Stage
 from worker.ranks.process_groups import Groups
 from worker.tasks import POOLED
+
+logger = logging.getLogger(__name__)
 
 _WAYS = "leave it out, or choose another --runner or --convert"
 
@@ -71,6 +76,13 @@ def load_weights(options: LoadOptions, device: Device, report: Callable[[str, fl
 
     with device.uploading() as upload:
         return load_model(replace(options, report=loaded), upload)
+
+
+def describe_quantization(config: WorkerConfig, model: ServedModel) -> None:
+    """Log what of a model's weights is quantized, if its checkpoint has them so."""
+    made = config.options.quantization in MADE_ON_LOADING
+    if (found := read_quantization(config.model)) and found.bits <= MOST_BITS and not made:
+        logger.info("%s: %s", found.describe(), describe_sizes(model.parameters()))
 
 
 def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from models.layers.attention import CachedAttention
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
 from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.capacity import GIB, CacheBudget, WorkerLimits
@@ -36,48 +35,32 @@ class Memory:
 
 def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: list[Tensor]) -> Memory:
     """Give each part its memory, and log the table."""
-    more = [layer for layers in hooks.attention_layers for layer in layers()]
-    layers = [*loaded.model.attention_layers(), *more]
-    layout = _lay_out(loaded, hooks, limits, layers)
-    table = {"weights": sum(weight.nbytes for weight in weights)}
-    taken = 0
+    model, options, device = loaded.model, loaded.config.options, loaded.device
+    layers = [*model.attention_layers(), *(each for own in hooks.attention_layers for each in own())]
+    # Where all positions are stored or seen, all blocks are kept.
+    keeps_all = any(each() for each in hooks.keeps_all_blocks) or options.disable_hybrid_kv_cache_manager
+    layout = lay_out_cache(layers, limits, loaded.cache_dtype, loaded.groups.minimum, keeps_all=keeps_all)
+    table, taken = {"weights": sum(weight.nbytes for weight in weights)}, 0
+
+    def step_bytes(limits: WorkerLimits) -> int:
+        given = loaded.config, limits, device, layers, loaded.dtype, loaded.tasks, len(layout.groups)
+        return bytes_beside_cache(*given) + sum(each(limits) for each in hooks.step_bytes)
+
+    def budget(limits: WorkerLimits) -> CacheBudget:
+        return device.cache_budget(options.gpu_memory_utilization, step_bytes(limits)).less(taken)
+
     for take in hooks.take:
-        part = take(limits, _budget(loaded, hooks, limits, layout, layers).less(taken))
+        part = take(limits, budget(limits))
         limits, taken = part.limits, taken + part.nbytes
-        if part.nbytes:
-            table[part.name] = part.nbytes
-    cache = _make_cache(
-        loaded, hooks, limits, layout, _budget(loaded, hooks, limits, layout, layers).less(taken)
-    )
+        table[part.name] = part.nbytes
+    cache = _make_cache(loaded, hooks, limits, layout, budget(limits))
     limits = replace(limits, max_model_len=cache.size.max_model_len)
-    step = _step_bytes(loaded, hooks, limits, layout, layers)
+    step = step_bytes(limits)
     table |= {"KV cache": cache.size.num_blocks * cache.size.block_bytes, "a step, at most": step}
     if loaded.config.place.rank == 0:
-        logger.info("memory: %s", ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in table.items()))
+        sizes = [f"{name} {_size(nbytes)}" for name, nbytes in table.items() if nbytes]
+        logger.info("memory: %s", "; ".join(sizes))
     return Memory(limits, layout, cache, table["weights"], step)
-
-
-def _lay_out(
-    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layers: list[CachedAttention]
-) -> CacheLayout:
-    """The places of layers in the cache; where all positions are stored or seen, all blocks are kept."""
-    keeps_all = loaded.config.options.disable_hybrid_kv_cache_manager
-    keeps_all = any(each() for each in hooks.keeps_all_blocks) or keeps_all
-    return lay_out_cache(layers, limits, loaded.cache_dtype, loaded.groups.minimum, keeps_all=keeps_all)
-
-
-def _step_bytes(
-    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, layers: list[CachedAttention]
-) -> int:
-    given = loaded.config, limits, loaded.device, layers, loaded.dtype, loaded.tasks, len(layout.groups)
-    return bytes_beside_cache(*given) + sum(each(limits) for each in hooks.step_bytes)
-
-
-def _budget(
-    loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, layers: list[CachedAttention]
-) -> CacheBudget:
-    share = loaded.config.options.gpu_memory_utilization
-    return loaded.device.cache_budget(share, _step_bytes(loaded, hooks, limits, layout, layers))
 
 
 def _make_cache(

@@ -19,8 +19,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from models.ops.grouped_matrix import describe_sizes
-from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from worker.calls.worker_calls import WorkerCalls
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
@@ -30,7 +28,7 @@ from worker.disk.opening import Store
 from worker.features.installed import install_features
 from worker.host.memory import release_after_loading
 from worker.limits import agree, fit_whole_sequences, resolve_limits, take_less
-from worker.loading import Loaded, load_options, load_weights, offered_tasks
+from worker.loading import Loaded, describe_quantization, load_options, load_weights, offered_tasks
 from worker.memory_table import Memory, divide_memory
 from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep, open_stage
@@ -68,7 +66,7 @@ class Runner:
         self._hooks, self._model, self._stage = hooks, loaded.model, loaded.stage
         weights = [*self._model.parameters(), *(each for own in hooks.weights for each in own())]
         self._device.after_loading(weights)
-        self._describe_quantization()
+        describe_quantization(config, self._model)
         fingerprint = find_digests(config, self._device, loaded.dtype, limits.max_model_len).fingerprint
         release_after_loading(Path(config.folder))
         report("cache", 0.0)
@@ -77,7 +75,18 @@ class Runner:
         limits = take_less(limits, config, self._groups.minimum, whole=whole)
         memory = divide_memory(loaded, hooks, limits, weights)
         self._open_tables(memory)
-        self._compute = self._device.quickened(self._make_compute(loaded.tasks, memory.limits), self._groups)
+        compute = Compute(
+            self._model,
+            self._slots,
+            vocab_size=config.model.vocab_size,
+            kills=limits.kills,
+            scan=self._device.scan,
+            draw=self._device.draw,
+            stage=self._stage,
+            generates=samples(loaded.tasks),
+            hooks=hooks,
+        )
+        self._compute = self._device.quickened(compute, self._groups)
         known = memory.cache.size.num_blocks, config.model.vocab_size, hooks
         self._planner = StepPlanner(self._slots, *known, self._compute.lay_out, self._compute.forms)
         report("cache", 1.0)
@@ -197,24 +206,6 @@ class Runner:
         for add_facts in self._hooks.add_facts:
             facts = add_facts(facts)
         return facts
-
-    def _describe_quantization(self) -> None:
-        made = self._config.options.quantization in MADE_ON_LOADING
-        if (found := read_quantization(self._config.model)) and found.bits <= MOST_BITS and not made:
-            logger.info("%s: %s", found.describe(), describe_sizes(self._model.parameters()))
-
-    def _make_compute(self, tasks: tuple[str, ...], limits: WorkerLimits) -> Compute:
-        return Compute(
-            self._model,
-            self._slots,
-            vocab_size=self._config.model.vocab_size,
-            kills=limits.kills,
-            scan=self._device.scan,
-            draw=self._device.draw,
-            stage=self._stage,
-            generates=samples(tasks),
-            hooks=self._hooks,
-        )
 
     def _make_ready(self) -> None:
         """Run the first steps and do urgent work, and complete the facts with what is known then."""
