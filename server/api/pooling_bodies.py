@@ -212,7 +212,8 @@ class VectorsBody(TextBody):
     @model_validator(mode="after")
     def check_prompt(self) -> Self:
         if self.prompt_name is not None and self.input_type is not None:
-            raise BadRequest("`prompt_name` and `input_type` both choose the prompt; give one.", "input_type")
+            field = self.purpose_field
+            raise BadRequest(f"`prompt_name` and `{field}` both choose the prompt; give one.", field)
         asked = self.prompt_name or self.input_type
         if asked is not None and (self.messages or not isinstance((self.input or [""])[0], str)):
             raise BadRequest(
@@ -241,8 +242,13 @@ class VectorsBody(TextBody):
 
     def prompt(self, task: Task, facts: Facts) -> str:
         if self.input_type is not None:
-            return prompt_for(self.input_type, facts)
+            return prompt_for(self.input_type, facts, self.purpose_field)
         return find_prompt(self.prompt_name, facts, task)
+
+    @property
+    def purpose_field(self) -> str:
+        """The field in which the client has given `input_type`."""
+        return "input_type"
 
     def values(self, facts: Facts) -> str:
         """The kind of numbers of the vectors, for the name of their space."""
@@ -269,6 +275,12 @@ class EmbeddingRequest(VectorsBody):
     @classmethod
     def read_dialects(cls, body: object) -> object:
         return read_dialects(body) if isinstance(body, dict) else body
+
+    task: Text | None = optional("Jina's word for `input_type`: retrieval.query, retrieval.passage, ...")
+
+    @property
+    def purpose_field(self) -> str:
+        return "input_type" if self.task is None else "task"
 
     def params(self) -> PoolingParams:
         return self.vector_params("embed")

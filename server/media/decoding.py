@@ -27,7 +27,9 @@ def from_base64(text: bytes) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
-        raise BadRequest("The base64 of a data URL is broken.") from None
+        raise BadRequest(
+            "The base64 of a media file is broken: send it whole, as one encoder wrote it."
+        ) from None
 
 
 def decode(data: bytes, most_pixels: int, background: Color = WHITE) -> Image.Image:

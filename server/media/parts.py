@@ -67,11 +67,11 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
     field = _FIELDS[MEDIA_PARTS[kind]]
     given = part.get(field)
     inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {"url": given}
-    url, uuid = inside.get("url"), part.get("uuid")
+    url, uuid, sent = inside.get("url"), part.get("uuid"), _SOUND if kind == _SOUND else field
     detail = inside.get("detail", part.get("detail")) or "auto"
     if (url is None and uuid is None) or not isinstance(url, str | None):
         raise BadRequest(
-            f"A content part of type '{kind}' needs a URL in `{field}`, or the `uuid` of an earlier one.",
+            f"A content part of type '{kind}' needs a URL in `{sent}`, or the `uuid` of an earlier one.",
             "messages",
         )
     if not isinstance(uuid, str | None) or detail not in _DETAILS:

@@ -321,15 +321,18 @@ _INPUT_TYPES: dict[str, tuple[str, ...]] = {
 """Purposes of a text as clients name them, and the names that models give to their prompts for it."""
 
 
-def prompt_for(input_type: str, facts: Facts) -> str:
-    """The instruction for a purpose; an empty one for usual purposes that the model does not distinguish."""
+def prompt_for(input_type: str, facts: Facts, param: str = "input_type") -> str:
+    """The instruction for a purpose; an empty one for usual purposes that the model does not distinguish.
+
+    `param` is the field in which the client gives the purpose.
+    """
     prompts = facts.pooling.texts.prompts
     for name in (input_type, *_INPUT_TYPES.get(input_type, ())):
         if name in prompts:
             return prompts[name]
     if input_type in _INPUT_TYPES or input_type == "passage":
         return find_prompt(None, facts)
-    return find_prompt(input_type, facts, param="input_type")
+    return find_prompt(input_type, facts, param=param)
 
 
 def _check_dimensions(asked: int, task: Task, facts: Facts, *, lone: bool) -> None:

@@ -36,4 +36,6 @@ def read_dialects(body: dict[str, Any]) -> dict[str, Any]:
         if name in theirs and value is not None:
             ours |= theirs[name](value)
     rest = {name: value for name, value in body.items() if name not in theirs}
+    if rest.get("input_type") is not None:
+        ours.pop("task", None)  # which says nothing then
     return read_inputs({**ours, **rest})

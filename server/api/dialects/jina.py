@@ -16,7 +16,9 @@ _PURPOSES = {
 
 
 def _purpose(task: object) -> dict[str, object]:
-    return {"input_type": _PURPOSES.get(task, task) if isinstance(task, str) else task}
+    if not isinstance(task, str):
+        raise BadRequest("`task` is the purpose of the texts, such as 'retrieval.query'.", "task")
+    return {"input_type": _PURPOSES.get(task, task), "task": task}
 
 
 def _encoding(kind: object) -> dict[str, object]:

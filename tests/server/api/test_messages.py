@@ -62,6 +62,11 @@ def test_content(content: object, seen: object) -> None:
         ([{"text": "a"}], "A content part should be an object"),
         ([{"type": "text"}], "should be a string"),
         ([{"type": "text", "text": None}], "should be a string"),
+        ([{"type": "input_audio", "input_audio": {"url": "u"}}], "needs an object `input_audio`"),
+        (
+            [{"type": "input_audio", "uuid": "a", "audio_url": {"url": 5}}],
+            "'input_audio' needs a URL in `input_audio`",
+        ),
         (
             [{"type": "file"}],
             "type 'file' are not supported, text is, and of models that",

@@ -53,10 +53,12 @@ async def test_bits(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
         ({"late_chunking": True}, "late_chunking"),
         ({"output_dtype": "int3"}, "float, int8, uint8"),
         ({"embedding_type": ["binary"]}, "POST /v2/embed"),
-        ({"task": "code.query"}, "no prompt named"),
+        ({"task": "code.query"}, '"param":"task"'),
+        ({"task": "code.query", "prompt_name": "query"}, "`prompt_name` and `task` both"),
+        ({"task": "code.query", "input_type": "some.query"}, '"param":"input_type"'),
         ({"truncation": "yes"}, "true or false"),
         ({"input": "aaaaaa", "truncation": False}, "maximum context length"),
-        ({"task": ["x"]}, "input_type"),
+        ({"task": ["x"]}, "`task` is the purpose"),
     ],
 )
 async def test_what_has_no_meaning_here_is_refused(
