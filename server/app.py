@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from inspect import iscoroutinefunction
@@ -137,6 +138,7 @@ _ROUTES = (
     moderations,
     index_check,
     transcriptions,
+    batches,
 )
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
@@ -147,10 +149,11 @@ OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ol
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app([*ROUTERS, models.loading, loading.router, batches.router, *OLLAMA_ROUTERS]).openapi()
+    return _make_app([*ROUTERS, models.loading, loading.router, *OLLAMA_ROUTERS]).openapi()
 
 
-def create_app(frontend: Frontend | ManyModels) -> FastAPI:
+def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None) -> FastAPI:
+    """The application. `work_folder` is for files and batches, if the configuration names no folder."""
     config, several = frontend.config, isinstance(frontend, ManyModels)
     asked = _optional_routers(config, several=several)
     routers = [*ROUTERS, *(router for router, there, _ in asked if there)]
@@ -166,7 +169,7 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     app.state.description = api_page.ApiDescription()
     table = config.moderation_categories
     app.state.moderation = None if table is None else read_table(Path(table))
-    app.state.runner = _make_runner(app, frontend)
+    app.state.runner = _make_runner(app, frontend, work_folder)
     if config.plugins.io_processor_plugin is not None:
         app.state.io_processor = plugged_pooling.open_io_processor(config)
 
@@ -193,12 +196,12 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     return app
 
 
-def _make_runner(app: FastAPI, frontend: Frontend | ManyModels) -> Runner | None:
-    """What does the work that waits, if there is a folder for it."""
+def _make_runner(app: FastAPI, frontend: Frontend | ManyModels, work_folder: Path | None) -> Runner:
+    """What does the work that waits, in the folder that is named, or in that of this run."""
     options = frontend.config.batches
-    if options.batch_dir is None:
-        return None
-    folder = Folder(Path(options.batch_dir), options.most_bytes)
+    place = Path(options.batch_dir) if options.batch_dir is not None else work_folder
+    # Without either it is one that cannot be made.
+    folder = Folder(place or Path(os.devnull), options.most_bytes, ends_with_server=options.batch_dir is None)
     calls = OwnerCalls(app, frontend.access)
     kept = KeptResponses(folder, options.response_store)
     return Runner(folder, calls, lambda: _most_lines(frontend), kept)
@@ -224,7 +227,6 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
             several or (config.adapters.allow_runtime_lora and config.engine.worker.lora.enable_lora),
             "start the server with --enable-lora and --allow-runtime-lora",
         ),
-        (batches.router, config.batches.batch_dir is not None, "start the server with --batch-dir"),
         (page.router, not config.disable_page, "--disable-page has turned it off"),
         (api_page.router, not config.disable_fastapi_docs, "--disable-fastapi-docs has turned it off"),
         (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),

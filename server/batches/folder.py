@@ -1,36 +1,39 @@
-"""The folder of work that waits: files, batches and responses, each with its owner, within a budget of bytes.
+"""The folder of work that waits: a database of files, batches and responses, and the contents of files.
 
-Several API processes share it, and a process may be killed at any moment. A record is replaced as a whole, a
-file is there once its record is, and names are made here, never by clients. Everything in it may be read by
-the server's own user only. All functions but `lock` block: call them in threads.
+Several API processes share it, and a process may be killed at any moment: what a file is counts only once the
+database says so, and names are made here, never by clients. Everything in it may be read by the server's own
+user only. All functions but `lock` and `in_use` block: call them in threads.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
-import re
 import secrets
+import stat
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from server.errors import BadRequest, HttpError, NotFound
+from server.batches.database import NAME, Damaged, Database
+from server.errors import DISK_FULL, BadRequest, HttpError, NotFound
 from worker.host.private_folder import make_folders
 
 R = TypeVar("R", bound="Record")
 
 MOST_RECORDS = 10_000
-"""Files, and batches, that there may be."""
+"""Files, and batches, that an owner may have."""
 KEPT_SECONDS = 30 * 86_400
 """Seconds for which files are kept that say nothing else, and batches after their end."""
 LEFT_OVER_SECONDS = 3600
-"""Seconds after which a file without a record, as a killed process leaves it, is deleted."""
+"""Seconds after which a content that no file has, as a killed process leaves it, is deleted."""
 LOOK_BYTES = 8 << 20
 """Bytes that are written of an upload between two looks at the budget."""
 
@@ -39,11 +42,11 @@ FULL_DISK = (
     "try again later; the operator can make room."
 )
 
-_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24,40}")
+_log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What is known of a file, a batch or a response."""
+    """What is known of a file or a batch."""
 
     id: str
     owner: str
@@ -53,6 +56,8 @@ class Record(msgspec.Struct, kw_only=True):
 
 class FileRecord(Record, kw_only=True):
     bytes: int
+    checksum: int
+    """The CRC-32 of its content."""
     filename: str
     purpose: str
     expires_at: int
@@ -61,19 +66,56 @@ class FileRecord(Record, kw_only=True):
 class Folder:
     """The folder, in which everything has a place by its id."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, most_bytes: int, *, ends_with_server: bool = False) -> None:
         self.path, self.most_bytes = path, most_bytes
-        self.files, self.batches, self.responses = path / "files", path / "batches", path / "responses"
-        for each in (path, self.files, self.batches, self.responses):
-            make_folders(each)
+        self.files = path / "files"
+        self._ends_with_server = ends_with_server
+        self.database = Database(path / NAME, self._make)
+        self.receiving = 0
+        """The bytes of uploads to this process that are under way."""
         self.counted = 0
-        """The bytes of all files when they were counted last, and of responses that were written since."""
+        """The bytes of everything when they were counted last, and of responses that were written since."""
 
-    def check_access(self) -> None:
-        """Raises PermissionError if the server may not write here, or the folder lies on a read-only disk."""
-        for each in (self.path, self.files, self.batches, self.responses):
+    def _make(self) -> None:
+        if self._ends_with_server and not self.in_use():
+            _log.warning(
+                "files and batches are kept in %s until the server ends: --batch-dir keeps them for longer",
+                self.path,
+            )
+        make_folders(self.path)
+        make_folders(self.files)
+
+    def in_use(self) -> bool:
+        """Whether anything was ever kept here."""
+        return self.database.path.exists()
+
+    def check(self) -> None:
+        """Open the database. Raises OSError if the folder cannot be used, and says what to do."""
+        self._make()
+        if (descriptor := self.lock()) is not None:
+            os.close(descriptor)
+        for each in (self.path, self.files):
             if not os.access(each, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "it is read-only, or belongs to somebody else", str(each))
+        is_new = not self.in_use() or self.database.path.stat().st_size == 0
+        older = ("files/*.json", "batches/*.json", "responses/*.json")
+        if is_new and any(any(self.path.glob(each)) for each in older):
+            raise OSError(
+                errno.EINVAL,
+                "it holds files, batches or responses of an older version. Let that version finish the "
+                "batches and fetch their results (GET /v1/files/ID/content), then name an empty folder",
+            )
+        if is_new and any(self.files.glob("*.data")):
+            raise Damaged(f"{self.database.path} is gone or empty: restore it, or name an empty folder")
+        try:
+            self.database.open()
+            self.used()
+        except Damaged as error:
+            raise Damaged(
+                f"{error.message}: restore it from a copy, or recover what can be read by "
+                f"`sqlite3 {NAME} .recover | sqlite3 new.sqlite`, or name an empty folder"
+            ) from error
+        self.database.close()
 
     def lock(self) -> int | None:
         """The descriptor that makes this process the one which does the work, or None: another one does."""
@@ -88,18 +130,13 @@ class Folder:
     # Bytes.
 
     def used(self) -> int:
-        """The bytes of all files; one that has two names counts once."""
-        sizes: dict[int, int] = {}
-        for folder, _, names in os.walk(self.path):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    found = os.stat(os.path.join(folder, name))
-                    sizes[found.st_ino] = found.st_size
-        self.counted = sum(sizes.values())
+        """The bytes of everything."""
+        files = sum(row[0] for row in self.database.read("SELECT bytes FROM files"))
+        self.counted = files + self.database.used_bytes() + self.receiving
         return self.counted
 
     def has_room(self) -> bool:
-        """Counts the bytes of all files, and says whether there may be more."""
+        """Counts the bytes of everything, and says whether there may be more."""
         return self.used() <= self.most_bytes
 
     def check_room(self) -> None:
@@ -117,93 +154,123 @@ class Folder:
 
     # Files.
 
-    def file(self, id: str) -> Path:
+    def content(self, id: str) -> Path:
         """The place of a file's content."""
         return self.files / f"{id}.data"
 
+    def open_content(self, id: str, size: int | None = None) -> int:
+        """A descriptor for a file's content. Raises Damaged if it is gone, or has another size."""
+        path = self.content(id)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO now
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            raise damaged_content(path, "cannot be read") from error
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or size not in (None, found.st_size):
+            os.close(descriptor)
+            raise damaged_content(path, "is not the file that was written")
+        return descriptor
+
     def find_file(self, id: str, owner: str) -> FileRecord:
-        found = self.find(self.files, id, owner, FileRecord, "file")
-        if found.expires_at <= time.time():
+        """The record of a file. Raises NotFound."""
+        rows = self.database.read(
+            "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_at > ?", id, owner, time.time()
+        )
+        if not rows:
             raise not_found("file", id)
+        return read_row(rows[0], FileRecord)
+
+    def files_of(self, owner: str, purpose: str | None) -> list[FileRecord]:
+        rows = self.database.read(
+            "SELECT * FROM files WHERE owner = ? AND expires_at > ?", owner, time.time()
+        )
+        found: list[FileRecord] = []
+        for row in rows:
+            with suppress(msgspec.ValidationError):  # a damaged record is no file
+                if purpose in (None, "", row["purpose"]):
+                    found.append(read_row(row, FileRecord))
         return found
 
     def delete_file(self, id: str) -> None:
-        for path in (self.files / f"{id}.json", self.file(id)):
-            path.unlink(missing_ok=True)
+        """Forget a file. Its content stays until no batch needs it any more."""
+        try:
+            self._expire(id)
+        except OSError as error:
+            needed = "SELECT 1 FROM batches WHERE input_file_id = ? AND ended_at IS NULL"
+            if error.errno not in DISK_FULL or self.database.read(needed, id):
+                raise
+            self.content(id).unlink(missing_ok=True)  # which makes room to note it
+            self._expire(id)
+        self.forget_expired()
+
+    def _expire(self, id: str) -> None:
+        with self.database.write() as writer:
+            writer.execute("UPDATE files SET expires_at = 0 WHERE id = ?", (id,))
+
+    def forget_expired(self) -> None:
+        """Delete files whose time is over, but for those that batches need which have not ended."""
+        gone = self.database.read(
+            "SELECT id FROM files WHERE expires_at <= ? AND id NOT IN "
+            "(SELECT input_file_id FROM batches WHERE ended_at IS NULL)",
+            time.time(),
+        )
+        for row in gone:  # first, because noting it takes room on a disk that may be full
+            self.content(row["id"]).unlink(missing_ok=True)
+        if gone:
+            with self.database.write() as writer:
+                writer.executemany("DELETE FROM files WHERE id = ?", [(row["id"],) for row in gone])
 
     def clean(self) -> None:
-        """Delete files that have expired, and what killed processes have left over."""
+        """Delete what has expired, and what killed processes have left over."""
         now = time.time()
-        for record in self.records(self.files, FileRecord):
-            if record.expires_at <= now:
-                self.delete_file(record.id)
-        for path in (*self.files.iterdir(), *self.batches.iterdir(), *self.responses.iterdir()):
-            has_record = path.suffix == ".json" or path.with_suffix(".json").exists()
-            with suppress(FileNotFoundError):
-                if not has_record and path.stat().st_mtime < now - LEFT_OVER_SECONDS:
+        self.forget_expired()
+        known = {row["id"] for row in self.database.read("SELECT id FROM files")}
+        for path in self.files.iterdir():
+            with suppress(FileNotFoundError, IsADirectoryError):
+                if path.stem not in known and path.lstat().st_mtime < now - LEFT_OVER_SECONDS:
                     path.unlink()
+        old = "SELECT id FROM batches WHERE ended_at <= ?"
+        if self.database.read(f"{old} LIMIT 1", now - KEPT_SECONDS):
+            with self.database.write() as writer:
+                writer.execute("DELETE FROM batches WHERE ended_at <= ?", (now - KEPT_SECONDS,))
+        self.database.vacuum()
 
-    # Records.
-
-    def find(self, folder: Path, id: str, owner: str, kind: type[R], what: str) -> R:
-        """The record of an id. Raises NotFound if there is none, or it is another one's."""
-        found = read_record(folder / f"{id}.json", kind) if _ID.fullmatch(id) else None
-        if found is None or found.owner != owner:
-            raise not_found(what, id)
-        return found
-
-    def records(self, folder: Path, kind: type[R], name: str = "*") -> Iterator[R]:
-        for path in folder.glob(f"{name}.json"):
-            if (found := read_record(path, kind)) is not None:
-                yield found
-
-    def check_count(self, folder: Path) -> None:
-        """Raises an error if there are as many records as may be."""
-        if sum(1 for _ in folder.glob("*.json")) >= MOST_RECORDS:
-            raise BadRequest(f"The server keeps at most {MOST_RECORDS} of these: delete some first.")
+    def check_count(self, table: str, owner: str) -> None:
+        """Raises an error if an owner has as many files, or batches, as may be."""
+        if len(self.database.read(f"SELECT 1 FROM {table} WHERE owner = ?", owner)) >= MOST_RECORDS:
+            raise BadRequest(
+                f"The server keeps at most {MOST_RECORDS} of these for a key: delete some first."
+            )
 
 
 def not_found(what: str, id: str) -> NotFound:
     return NotFound(f"There is no {what} {id[:64]!r} here.", f"{what}_id")
 
 
+def damaged_content(path: Path, reason: str) -> Damaged:
+    return Damaged(
+        f"files/{path.name} in the server's folder {reason}: its disk or somebody else has changed it. "
+        "Upload the file again"
+    )
+
+
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
-S = TypeVar("S", bound=msgspec.Struct)
+def read_row(row: Any, kind: type[R]) -> R:
+    """The record that a row of the database holds."""
+    return msgspec.convert(dict(row), kind)
 
 
-def read_record(path: Path, kind: type[S]) -> S | None:
-    """The struct that a file holds, or None if there is no such file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-
-
-def write_record(path: Path, record: msgspec.Struct, *, durable: bool = True) -> int:
-    """Put a record in the place of another one, and return its bytes. If it is `durable`, it is on the disk
-    afterwards."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-    data = msgspec.json.encode(record)
-    try:
-        write_all(part, data, durable=durable)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    if durable:
-        sync_folder(path.parent)
-    return len(data)
-
-
-def write_all(path: Path, data: bytes, *, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
+def add_file(writer: Any, record: FileRecord) -> None:
+    """Note a file in a transaction. Its content has to be on the disk."""
+    writer.execute(
+        "INSERT INTO files VALUES (:id, :owner, :at, :bytes, :checksum, :filename, :purpose, :expires_at)",
+        msgspec.structs.asdict(record),
+    )
 
 
 def sync_folder(path: Path) -> None:
@@ -215,64 +282,76 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def touch(path: Path) -> None:
-    """Make an empty file, which is on the disk afterwards."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    sync_folder(path.parent)
+class NewFile:
+    """The content of a file while it is written. It is deleted by `close`, unless it is `kept`."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.id, self.size, self.checksum, self.kept = new_id("file-"), 0, 0, False
+        self._path = folder.content(self.id)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        self.checksum = zlib.crc32(data, self.checksum)
+        self._file.write(data)
+
+    def finish(self, owner: str, filename: str, purpose: str, seconds: int) -> FileRecord:
+        """Have the content on the disk, and return the record that is to be added to the database."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        sync_folder(self._path.parent)
+        return FileRecord(
+            id=self.id,
+            owner=owner,
+            bytes=self.size,
+            checksum=self.checksum,
+            filename=filename,
+            purpose=purpose,
+            expires_at=int(time.time()) + seconds,
+        )
+
+    def close(self) -> None:
+        if not self.kept:
+            self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
+            self._file.close()
 
 
 class Upload:
     """A file while it is sent. What is not kept is deleted by `close`."""
 
-    def __init__(self, folder: Folder, most: int) -> None:
-        folder.check_count(folder.files)
+    def __init__(self, folder: Folder, most: int, owner: str) -> None:
+        folder.database.open()
+        folder.check_count("files", owner)
         folder.check_room()
-        self.size = 0
-        self._folder, self._most = folder, most
-        self._id = new_id("file-")
-        self._part = folder.files / f"{self._id}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._part, flags, 0o600), "wb")
-        self._looked = 0
+        self._folder, self._most, self._owner = folder, most, owner
+        self._file, self._looked = NewFile(folder), 0
 
     def write(self, data: bytes) -> None:
         """Add to the file. Raises an error if it is too long, or the folder is full."""
-        self.size += len(data)
-        if self.size > self._most:
+        if self._file.size + len(data) > self._most:
             raise HttpError(413, f"A file may have at most {self._most} bytes: divide it.")
-        if self.size - self._looked > LOOK_BYTES:
-            self._looked = self.size
-            self._folder.check_room()
+        self._folder.receiving += len(data)
         self._file.write(data)
+        if self._file.size - self._looked > LOOK_BYTES:
+            self._looked = self._file.size
+            self._folder.check_room()
 
-    def keep(self, owner: str, filename: str, purpose: str, seconds: int) -> FileRecord:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def keep(self, filename: str, purpose: str, seconds: int) -> FileRecord:
         self._folder.check_room()
-        record = FileRecord(
-            id=self._id,
-            owner=owner,
-            bytes=self.size,
-            filename=filename,
-            purpose=purpose,
-            expires_at=int(time.time()) + seconds,
-        )
-        content = self._folder.file(self._id)
-        os.replace(self._part, content)
-        try:
-            write_record(self._folder.files / f"{self._id}.json", record)
-        except OSError:
-            content.unlink(missing_ok=True)
-            raise
+        record = self._file.finish(self._owner, filename, purpose, seconds)
+        with self._folder.database.write() as writer:
+            add_file(writer, record)
+        self._file.kept = True
         return record
 
     def close(self) -> None:
-        self._part.unlink(missing_ok=True)
-        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
-            self._file.close()
+        self._folder.receiving -= self._file.size
+        self._file.close()
 
 
-def page_of(found: list[R], after: str | None, limit: int, *, newest_first: bool) -> tuple[list[R], bool]:
+def page_of(found: Sequence[R], after: str | None, limit: int, *, newest_first: bool) -> tuple[list[R], bool]:
     """The records that a list shows behind the one of the id `after`, and whether there are more."""
     found = sorted(found, key=lambda record: (record.at, record.id), reverse=newest_first)
     if after is not None:

@@ -1,4 +1,4 @@
-"""The events of background responses that are streamed: a file for each, which grows while it is computed.
+"""The events of background responses that are streamed: rows of the database, of which there are ever more.
 
 Any API process tells them to whoever asks, from any number on. After a kill a response is computed anew: its
 events go on with higher numbers, and begin again with `response.in_progress`, whose response has no output.
@@ -7,64 +7,49 @@ events go on with higher numbers, and begin again with `response.in_progress`, w
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
+from server.batches.database import Database
 from server.errors import NotFound
 
 LOOK_SECONDS = 0.05
 """Seconds between two looks of a reader for more."""
-_MOST_READ = 1 << 20
+_MOST_READ = 1000
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 Fields = Mapping[str, object]
 
 
-class _Kind(msgspec.Struct):
-    type: str
-    response: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class EventFile:
-    """The writer's side. All functions block."""
-
-    def __init__(self, path: Path) -> None:
-        """What a killed process has not written to its end is cut off."""
-        self._path = path
-        data = path.read_bytes() if path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-        lines = whole.splitlines()
-        self._count = len(lines)
-        last = msgspec.json.decode(lines[-1], type=_Kind) if lines else None
-        self.end = None if last is None or last.type not in _ENDS else last.response
-        """The response as the last event told it, if that was the last one of all."""
-
-    def append(self, events: Sequence[Fields]) -> None:
-        """Write events, each with its number."""
-        lines = b""
-        for event in events:
-            lines += msgspec.json.encode({**event, "sequence_number": self._count}) + b"\n"
-            self._count += 1
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "ab") as file:
-            file.write(lines)
+def append(writer: Any, response: int, events: Sequence[Fields]) -> None:
+    """Write events in a transaction, each with the number that comes next."""
+    [count] = writer.execute(
+        "SELECT coalesce(max(number) + 1, 0) FROM events WHERE response = ?", (response,)
+    ).fetchone()
+    writer.executemany(
+        "INSERT INTO events VALUES (?, ?, ?, ?)",
+        [
+            (response, number, event["type"], msgspec.json.encode({**event, "sequence_number": number}))
+            for number, event in enumerate(events, count)
+        ],
+    )
 
 
 class EventReader:
     """Reads the events of an answer that comes in parts, and writes them as events of the response."""
 
-    def __init__(self, file: EventFile, same: Fields) -> None:
-        """`same` are the fields of the response that are as they were when it was asked for."""
+    def __init__(self, write: Callable[[Sequence[Fields]], object], same: Fields) -> None:
+        """`write` blocks. `same` are the response's fields that are as they were when it was asked for."""
         self.answer: msgspec.Raw | None = None
         """The response, once it has ended."""
-        self._file, self._same = file, same
+        self.left: list[Fields] = []
+        """Events that are to be written."""
+        self.stopped = asyncio.Event()
+        self._write, self._same = write, same
         self._rest = b""
-        self._waiting: list[Fields] = []
 
     def push(self, data: bytes) -> None:
         """Take a part of the answer."""
@@ -82,43 +67,35 @@ class EventReader:
             event["response"] = msgspec.Raw(msgspec.json.encode(told))
             if kind in _ENDS:
                 self.answer = event["response"]
-        self._waiting.append(event)
+        self.left.append({**event, "type": kind})
 
     async def write(self) -> None:
-        """Writes what has come until it is cancelled."""
-        while True:
-            await self.flush()
-            await asyncio.sleep(LOOK_SECONDS)
+        """Writes what has come, but for the end, until `stopped` is set."""
+        while not self.stopped.is_set():
+            if self.answer is None and self.left:
+                waiting, self.left = self.left, []
+                await asyncio.to_thread(self._write, waiting)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self.stopped.wait()
 
-    async def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            await asyncio.to_thread(self._file.append, waiting)
 
-
-async def follow(path: Path, after: int) -> AsyncGenerator[tuple[bytes, bool]]:
+async def follow(database: Database, response: int, after: int) -> AsyncGenerator[tuple[bytes, bool]]:
     """The events behind number `after`, as they come; and whether each is the last one."""
-    place = number = 0
     while True:
-        data = await asyncio.to_thread(_read, path, place)
-        whole = data[: data.rfind(b"\n") + 1]
-        place += len(whole)
-        for line in whole.splitlines():
-            kind = msgspec.json.decode(line, type=_Kind).type
-            if number > after:
-                yield b"event: %s\ndata: %s\n\n" % (kind.encode(), line), kind in _ENDS
+        for number, kind, event in await asyncio.to_thread(_read, database, response, after):
+            after = number
+            yield b"event: %s\ndata: %s\n\n" % (kind.encode(), event), kind in _ENDS
             if kind in _ENDS:
                 return
-            number += 1
-        if not whole:
-            await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
-def _read(path: Path, place: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(place)
-            data = file.read(_MOST_READ)
-            return data if len(data) < _MOST_READ or b"\n" in data else data + file.readline()
-    except FileNotFoundError:
-        raise NotFound("The response was deleted.", "response_id") from None
+def _read(database: Database, response: int, after: int) -> list[tuple[int, str, bytes]]:
+    rows = database.read(
+        "SELECT number, kind, event FROM events WHERE response = ? AND number > ? ORDER BY number LIMIT ?",
+        *(response, after, _MOST_READ),
+    )
+    if not rows and not database.read("SELECT 1 FROM responses WHERE number = ?", response):
+        raise NotFound("The response was deleted.", "response_id")
+    return [(row["number"], row["kind"], row["event"]) for row in rows]

@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from server.batches.app_call import Answer, OwnerCalls
-from server.batches.folder import Folder, not_found, read_record, touch, write_record
-from server.batches.response_events import EventFile, EventReader
-from server.batches.response_index import MOST_RESPONSES, Entry, ResponseIndex
-from server.errors import BadRequest, TooManyRequests
+from server.api.conversations.response_input import KEPT_NOWHERE
+from server.batches.folder import Folder
+from server.batches.response_events import Fields, append
+from server.errors import BadRequest, NotFound, TooManyRequests
 
-PATH = "/v1/responses"
+MOST_RESPONSES = 10_000
+"""Responses that an owner may have: beyond them the oldest one that has ended gives way."""
 BACKGROUND_SECONDS = 86_400
 """Seconds for which the answer of a background response is kept at least."""
 
-EVENTS = ".events"
 UNFINISHED = ("queued", "in_progress")
 
 
-class KeptResponse(Entry, kw_only=True):
+class KeptResponse(msgspec.Struct):
     """A response: what it was asked, and the answer as it is now."""
 
-    input: list[msgspec.Raw]
-    """The items of the whole conversation before the answer."""
-    answer: msgspec.Raw
-    request: msgspec.Raw = msgspec.Raw(b"null")
-    """The body to compute it from, if it waits."""
-    streams: bool = False
+    number: int
+    """Its number in the database; a response with the same id that comes later has another one."""
+    owner: str
+    id: str
+    at: float
+    waits: bool
+    """Whether it is still to be computed: then it gives way to no other one."""
+    streams: bool
     """Whether its events are kept, for clients that read them as they come."""
+    expires_at: float
+    input: bytes
+    """The items of the whole conversation before the answer: a list."""
+    answer: msgspec.Raw
+    request: bytes
+    """The body to compute it from, if it waits."""
 
     @property
-    def entry(self) -> Entry:
-        return Entry(id=self.id, owner=self.owner, at=self.at, waits=self.waits, expires_at=self.expires_at)
+    def items(self) -> list[msgspec.Raw]:
+        return msgspec.json.decode(self.input, type=list[msgspec.Raw])
 
 
 class KeptAnswer(msgspec.Struct):
@@ -60,124 +65,150 @@ _encode = msgspec.json.encode
 
 
 class KeptResponses:
-    """The responses in the folder. All functions block, but for `expand`."""
+    """The responses in the database of a folder. All functions block, but for `expand` and `has_room`."""
 
     def __init__(self, folder: Folder, seconds: float | None) -> None:
         """`seconds` says how long finished responses are kept; None if they are not."""
         self.folder, self.seconds = folder, seconds
-        self._index = ResponseIndex(folder.responses)
-
-    def place(self, owner: str, id: str) -> Path:
-        """The record of a response. Clients may choose ids, so the name is a digest."""
-        digest = hashlib.sha256(f"{owner}\0{id}".encode()).hexdigest()
-        return self.folder.responses / f"{digest}.json"
+        self._database = folder.database
 
     def find(self, owner: str, id: str) -> KeptResponse:
         """The response of an id. Raises NotFound."""
-        found = read_record(self.place(owner, id), KeptResponse)
-        if found is None or 0 < found.expires_at <= time.time():
-            raise not_found("response", id)
-        if found.waits and cancel_mark(self.place(owner, id)).exists():
-            found.answer = changed(found.answer, status="cancelled")
-        return found
+        rows = self._database.read(
+            "SELECT * FROM responses WHERE owner = ? AND id = ? AND (waits OR expires_at > ?)",
+            *(owner, id, time.time()),
+        )
+        if not rows:
+            why = " here." if self.seconds is not None else f": {KEPT_NOWHERE}"
+            raise NotFound(f"There is no response {id[:64]!r}{why}", "response_id")
+        return _kept(rows[0])
 
     def has_room(self) -> bool:
         """Whether the folder has room by its last count: a request makes no new one."""
         return self.folder.counted <= self.folder.most_bytes
 
     def keep(self, owner: str, id: str, asked: bytes, answer: bytes) -> None:
-        """Keep a response that has ended. Raises OSError if the disk does not take it."""
-        record = KeptResponse(
-            id=id,
-            owner=owner,
-            input=items_of(asked),
-            answer=msgspec.Raw(answer),
-            expires_at=time.time() + (self.seconds or 0.0),
+        """Keep a response that has ended. It is not waited for the disk. Raises OSError if that is full."""
+        expires_at, items = time.time() + (self.seconds or 0.0), _encode(items_of(asked))
+        with self._database.write(durable=False) as writer:
+            self._add(writer, owner, id, items, answer, expires_at=expires_at)
+
+    def _add(
+        self,
+        writer: Any,
+        owner: str,
+        id: str,
+        items: bytes,
+        answer: bytes,
+        *,
+        expires_at: float = 0.0,
+        request: bytes | None = None,
+        streams: bool = False,
+    ) -> int:
+        """Write a response in place of an earlier one of this id, and return its number.
+
+        If its owner has too many then, the oldest of those that have ended are forgotten.
+        """
+        writer.execute("DELETE FROM responses WHERE owner = ? AND id = ?", (owner, id))
+        added = writer.execute(
+            "INSERT INTO responses (owner, id, at, waits, streams, expires_at, input, answer, request) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (owner, id, time.time(), request is not None, streams, expires_at, items, answer, request or b""),
         )
-        self.write(self.place(owner, id), record)
+        writer.execute(
+            "DELETE FROM responses WHERE number IN (SELECT number FROM responses WHERE owner = ? AND "
+            "waits = 0 ORDER BY at DESC, number DESC LIMIT -1 OFFSET ?)",
+            # What has just ended is kept in any case.
+            (owner, max(int(request is None), MOST_RESPONSES - self._waiting(writer, owner))),
+        )
+        self.folder.counted += len(items) + len(answer) + len(request or b"")
+        return added.lastrowid
 
-    def write(self, place: Path, record: KeptResponse) -> None:
-        """Write a record. If its owner has too many then, the oldest ones are forgotten. Raises OSError."""
-        self.folder.counted += write_record(place, record)
-        for old in self._index.note(place, record.entry):
-            self._forget(old)
-
-    def _forget(self, place: Path) -> None:
-        with suppress(FileNotFoundError):
-            self.folder.counted -= place.stat().st_size
-        forget(place)
+    def _waiting(self, writer: Any, owner: str) -> int:
+        """Counts the responses of an owner that are still to be computed."""
+        counted = "SELECT count(*) FROM responses WHERE owner = ? AND waits = 1"
+        return writer.execute(counted, (owner,)).fetchone()[0]
 
     def queue(self, owner: str, id: str, asked: bytes, answer: bytes, *, streams: bool) -> None:
         """Have a response computed later. Raises an error if that cannot be noted."""
         if not self.has_room():
             raise self.folder.full()
-        if self._index.waiting(owner) >= MOST_RESPONSES:
-            raise TooManyRequests(
-                f"{MOST_RESPONSES} background responses wait: cancel some, or ask again when some are done.",
-                retry_after=60,
-            )
-        place = self.place(owner, id)
-        record = KeptResponse(
-            id=id,
-            owner=owner,
-            input=items_of(asked),
-            answer=msgspec.Raw(answer),
-            waits=True,
-            request=msgspec.Raw(asked),
-            streams=streams,
-        )
-        try:
+        items = _encode(items_of(asked))
+        with self._database.write() as writer:
+            if self._waiting(writer, owner) >= MOST_RESPONSES:
+                raise TooManyRequests(
+                    f"{MOST_RESPONSES} background responses wait: cancel some, or ask again when some are "
+                    "done.",
+                    retry_after=60,
+                )
+            number = self._add(writer, owner, id, items, answer, request=asked, streams=streams)
             if streams:
                 told = ("response.created", "response.queued")
-                place.with_suffix(EVENTS).unlink(missing_ok=True)
-                EventFile(place.with_suffix(EVENTS)).append(
-                    [{"type": each, "response": record.answer} for each in told]
-                )
-            self.write(place, record)
-            touch(queue_mark(place))
-        except OSError:  # without its mark it would wait for ever
-            self._index.drop(owner, place)
-            forget(place)
-            raise
+                append(writer, number, [{"type": each, "response": msgspec.Raw(answer)} for each in told])
 
-    def events_of(self, owner: str, id: str) -> Path:
-        """The file of a response's events. Raises an error if it has none."""
-        if not self.find(owner, id).streams:
+    def streamed(self, owner: str, id: str) -> int:
+        """The number of a response that has events. Raises an error if it has none."""
+        found = self.find(owner, id)
+        if not found.streams:
             raise BadRequest(
                 f"The response {id[:64]!r} has no events: ask for both `background` and `stream`.",
                 "stream",
             )
-        return self.place(owner, id).with_suffix(EVENTS)
+        return found.number
 
     def cancel(self, owner: str, id: str) -> KeptResponse:
         found = self.find(owner, id)
         if not msgspec.json.decode(found.answer, type=KeptAnswer).background:
             raise BadRequest(f"The response {id[:64]!r} cannot be cancelled: it was no background one.")
-        if found.waits:
-            touch(cancel_mark(self.place(owner, id)))
+        last = {"type": "error", "code": "cancelled", "message": "The response was cancelled."}
+        self.finish(found, changed(found.answer, status="cancelled"), [last])
         return self.find(owner, id)
 
     def delete(self, owner: str, id: str) -> None:
-        self.find(owner, id)
-        place = self.place(owner, id)
-        self._index.drop(owner, place)
-        self._forget(place)
-
-    def queued(self) -> list[Path]:
-        """The records of responses that are to be computed."""
-        return [mark.with_suffix(".json") for mark in self.folder.responses.glob("*.queued")]
-
-    def refresh(self) -> None:
-        """Count what other processes have written and deleted, too: the bytes of all, and each owner's
-        responses, of which the oldest are forgotten if they are too many."""
-        self.folder.used()
-        for place in self._index.refresh():
-            self._forget(place)
+        number = self.find(owner, id).number
+        with self._database.write() as writer:
+            writer.execute("DELETE FROM responses WHERE number = ?", (number,))
 
     def clean(self) -> None:
         """Delete those that are kept no longer."""
-        for place in self._index.take_expired(time.time()):
-            self._forget(place)
+        which = "NOT waits AND expires_at <= ?"
+        if self._database.read(f"SELECT 1 FROM responses WHERE {which} LIMIT 1", time.time()):
+            with self._database.write(durable=False) as writer:
+                writer.execute(f"DELETE FROM responses WHERE {which}", (time.time(),))
+
+    # Those that are computed later.
+
+    def to_do(self) -> list[tuple[int, str, float]]:
+        """The numbers of responses that are to be computed, their owners, and when they came."""
+        rows = self._database.read("SELECT number, owner, at FROM responses WHERE waits")
+        return [(row["number"], row["owner"], row["at"]) for row in rows]
+
+    def waiting(self, number: int) -> KeptResponse | None:
+        """A response that is to be computed; None if it was cancelled or deleted."""
+        rows = self._database.read("SELECT * FROM responses WHERE number = ? AND waits", number)
+        return _kept(rows[0]) if rows else None
+
+    def go_on(self, number: int, events: Sequence[Fields], answer: bytes | None = None) -> None:
+        """Write events of a response, or what clients are told of it from now on, if it still waits."""
+        with self._database.write(durable=False) as writer:
+            still = "UPDATE responses SET answer = coalesce(?, answer) WHERE number = ? AND waits"
+            if writer.execute(still, (answer, number)).rowcount:
+                append(writer, number, events)
+
+    def finish(self, found: KeptResponse, answer: msgspec.Raw, events: Sequence[Fields]) -> None:
+        """Write the answer of a response that was computed, and its last events, if it still waits."""
+        now = time.time()
+        with self._database.write() as writer:
+            ended = writer.execute(
+                "UPDATE responses SET waits = 0, request = '', answer = ?, at = ?, expires_at = ? "
+                "WHERE number = ? AND waits",
+                # Its owner's oldest gives way: it is the newest from now on.
+                (answer, now, now + max(BACKGROUND_SECONDS, self.seconds or 0.0), found.number),
+            )
+            if ended.rowcount and found.streams:
+                append(writer, found.number, events)
+
+    # Those that are continued.
 
     async def expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
         """The body with the items of the response that it continues, if it does."""
@@ -193,15 +224,33 @@ class KeptResponses:
             return raw  # the endpoint says what is wrong with it
         if asked.previous_response_id is None:
             return raw
-        before = self.find(owner, asked.previous_response_id)
-        answer = msgspec.json.decode(before.answer, type=KeptAnswer)
+        before = self._find_earlier(owner, asked.previous_response_id)
+        try:
+            answer, items = msgspec.json.decode(before.answer, type=KeptAnswer), before.items
+        except msgspec.MsgspecError:
+            message = f"The response {before.id[:64]!r} is damaged: send the items again."
+            raise BadRequest(message, "previous_response_id") from None
         if answer.status in UNFINISHED:
             raise BadRequest(
                 f"The response {before.id[:64]!r} has not ended: it is {answer.status}.",
                 "previous_response_id",
             )
-        whole["input"] = msgspec.Raw(_encode([*before.input, *answer.output, *_items(asked.input)]))
+        whole["input"] = msgspec.Raw(_encode([*items, *answer.output, *_items(asked.input)]))
         return _encode(whole)
+
+    def _find_earlier(self, owner: str, id: str) -> KeptResponse:
+        try:
+            return self.find(owner, id)
+        except NotFound:
+            if self.seconds is not None:
+                raise
+            message = f"`previous_response_id` cannot be continued, because {KEPT_NOWHERE}"
+            raise BadRequest(message, "previous_response_id") from None
+
+
+def _kept(row: Any) -> KeptResponse:
+    values = dict(row)
+    return KeptResponse(**{**values, "answer": msgspec.Raw(values["answer"])})
 
 
 def items_of(asked: bytes) -> list[msgspec.Raw]:
@@ -219,130 +268,3 @@ def changed(answer: msgspec.Raw, **fields: object) -> msgspec.Raw:
     """An answer with other values in some fields."""
     whole = msgspec.json.decode(answer, type=dict[str, msgspec.Raw])
     return msgspec.Raw(_encode({**whole, **fields}))
-
-
-def queue_mark(place: Path) -> Path:
-    return place.with_suffix(".queued")
-
-
-def cancel_mark(place: Path) -> Path:
-    return place.with_suffix(".cancel")
-
-
-def forget(place: Path) -> None:
-    place.unlink(missing_ok=True)
-    place.with_suffix(EVENTS).unlink(missing_ok=True)
-    forget_marks(place)
-
-
-def forget_marks(place: Path) -> None:
-    """Note that a response is neither to be computed nor to be cancelled any more."""
-    queue_mark(place).unlink(missing_ok=True)
-    cancel_mark(place).unlink(missing_ok=True)
-
-
-class ResponseRun:
-    """A background response while it is computed, in the process that holds the folder's lock."""
-
-    def __init__(
-        self,
-        record: KeptResponse,
-        place: Path,
-        kept: KeptResponses,
-        calls: OwnerCalls,
-        places: asyncio.Semaphore,
-    ) -> None:
-        self.id, self.owner, self.at, self.ended = place.stem, record.owner, record.at, False
-        self._record, self._place, self._kept, self._calls = record, place, kept, calls
-        self._places = places
-        self._work: asyncio.Task[msgspec.Raw] | None = None
-        self._answer: msgspec.Raw | None = None
-        """The answer once it is computed: writing it may have to be tried several times."""
-
-    def look(self) -> None:
-        """End early if the client has cancelled or deleted it."""
-        if self._work is not None and (cancel_mark(self._place).exists() or not self._place.exists()):
-            self._work.cancel()
-
-    async def run(self) -> None:
-        """Computes it, and writes it down. If the process is killed, both are done again; if only writing
-        fails, with an OSError, then writing alone."""
-        if self._answer is None:
-            self._answer = await self._end()
-        self._record.waits, self._record.request = False, msgspec.Raw(b"null")
-        kept_for = max(BACKGROUND_SECONDS, self._kept.seconds or 0.0)
-        self._record.at = time.time()  # its owner's oldest gives way: it is the newest from now on
-        self._record.expires_at = self._record.at + kept_for
-        await asyncio.to_thread(self._write, self._answer)
-        self.ended = True
-
-    async def _end(self) -> msgspec.Raw:
-        """The answer when the response has ended, which it does early if it is cancelled."""
-        async with self._places:
-            await asyncio.to_thread(self._write, changed(self._record.answer, status="in_progress"))
-            self._work = asyncio.create_task(self._compute())
-            try:
-                await asyncio.wait([self._work])
-            finally:
-                self._work.cancel()
-        if not (self._work.cancelled() or cancel_mark(self._place).exists()):
-            return self._work.result()
-        await self._end_events(  # clients were told that it is cancelled
-            {"type": "error", "code": "cancelled", "message": "The response was cancelled."}
-        )
-        return changed(self._record.answer, status="cancelled")
-
-    async def _compute(self) -> msgspec.Raw:
-        """What clients are told of it from now on."""
-        body = msgspec.json.decode(self._record.request, type=dict[str, msgspec.Raw])
-        for name in ("background", "store", "previous_response_id", "stream"):
-            body.pop(name, None)
-        kept = msgspec.json.decode(self._record.answer, type=dict[str, msgspec.Raw])
-        same = {
-            name: kept[name] for name in ("id", "created_at", "background", "store", "previous_response_id")
-        }
-        asked, id = _encode({**body, "store": False}), self._record.id.removeprefix("resp_")
-        if self._record.streams:
-            return await self._stream(_encode({**body, "store": False, "stream": True}), id, same)
-        answer = await self._calls.answer(self.owner, PATH, asked, id)
-        return changed(msgspec.Raw(answer.body), **same) if answer.status == 200 else self._failed(answer)
-
-    async def _stream(self, asked: bytes, id: str, same: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
-        file = await asyncio.to_thread(EventFile, self._place.with_suffix(EVENTS))
-        if file.end is not None:
-            return file.end  # the process was killed before it wrote the record
-        events = EventReader(file, same)
-        writing = asyncio.create_task(events.write())
-        try:
-            answer = await self._calls.answer(self.owner, PATH, asked, id, events.push)
-        finally:
-            writing.cancel()
-            await asyncio.wait([writing])
-        if not writing.cancelled():
-            writing.result()  # raises the error with which events were lost: they are computed again
-        await events.flush()
-        if events.answer is None:
-            events.answer = self._failed(answer)
-            await self._end_events({"type": "response.failed", "response": events.answer})
-        return events.answer
-
-    async def _end_events(self, event: Mapping[str, object]) -> None:
-        """Write the last event, if clients read them."""
-        if self._record.streams and self._place.exists():
-            path = self._place.with_suffix(EVENTS)
-            await asyncio.to_thread(lambda: EventFile(path).append([event]))
-
-    def _failed(self, answer: Answer) -> msgspec.Raw:
-        message = "The request failed."
-        with suppress(msgspec.DecodeError, KeyError, TypeError):
-            message = msgspec.json.decode(answer.body)["error"]["message"]
-        code = "invalid_prompt" if answer.status < 500 else "server_error"
-        return changed(self._record.answer, status="failed", error={"code": code, "message": message})
-
-    def _write(self, answer: msgspec.Raw) -> None:
-        """Write the record, unless the client has deleted it meanwhile."""
-        self._record.answer = answer
-        if self._place.exists():
-            self._kept.write(self._place, self._record)
-        if not self._record.waits:
-            forget_marks(self._place)

@@ -13,9 +13,11 @@ from typing import Protocol
 
 from server.batches.app_call import OwnerCalls
 from server.batches.batch_run import BatchRun
-from server.batches.folder import KEPT_SECONDS, Folder, read_record
-from server.batches.records import ENDED, BatchFiles, BatchRecord, state_of
-from server.batches.responses import KeptResponse, KeptResponses, ResponseRun, forget_marks
+from server.batches.database import Damaged
+from server.batches.folder import Folder
+from server.batches.records import BatchTable
+from server.batches.response_run import ResponseRun
+from server.batches.responses import KeptResponses
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks for work that came through other processes, and for the lock."""
@@ -36,15 +38,18 @@ class Job(Protocol):
     at: float
     """When it came."""
 
-    @property
-    def ended(self) -> bool: ...
+    ended: bool
 
-    def look(self) -> None:
-        """End early if the client, or the time, says so."""
+    def look(self, *, wanted: bool) -> None:
+        """End early if the time is over, or the client does not want it any more."""
         ...
 
     async def run(self) -> None:
         """Works until it has ended. Whatever stops that, it can be done again."""
+        ...
+
+    async def give_up(self, message: str) -> None:
+        """End as failed, because data are damaged. It blocks nothing else."""
         ...
 
 
@@ -61,6 +66,7 @@ class Runner:
         """`most_lines` says how many lines may be under way, of all batches together."""
         self.folder = folder
         self.kept = kept or KeptResponses(folder, None)
+        self.batches = BatchTable(folder)
         self.uploads = 0
         """Files that are sent to this process at this moment."""
         self._calls, self._most_lines = calls, most_lines
@@ -68,8 +74,8 @@ class Runner:
         self._lock: int | None = None
         self._wake = asyncio.Event()
         self._running: dict[str, tuple[Job, asyncio.Task[None]]] = {}
-        self._ended: dict[str, float] = {}
-        """Batches that have ended, and when they are forgotten."""
+        self._given_up: set[str] = set()
+        """Jobs that cannot even be noted as failed. They are left alone until the next start."""
         self._counted = -CLEAN_SECONDS
         self._told = False
         """Whether the log says that the folder cannot be used, which it says once."""
@@ -88,7 +94,9 @@ class Runner:
                     self._told = False
                 except OSError as error:  # such as a full disk
                     if not self._told:
-                        _log.warning("--batch-dir cannot be used until this is over: %s", error.strerror)
+                        _log.warning(
+                            "the folder of batches cannot be used until this is over: %s", error.strerror
+                        )
                     self._told = True
                 except Exception:
                     _log.exception("the folder of batches cannot be used now")
@@ -106,10 +114,12 @@ class Runner:
                 os.close(self._lock)
 
     async def _look(self) -> None:
+        if not self.folder.in_use():
+            return
         is_due = time.monotonic() - self._counted >= CLEAN_SECONDS
         if is_due:  # in each process: they all keep responses
             self._counted = time.monotonic()
-            await asyncio.to_thread(self.kept.refresh)
+            await asyncio.to_thread(self.folder.used)
         if self._lock is None:
             self._lock = self.folder.lock()  # not in a thread, which could get it after this was cancelled
             if self._lock is None:
@@ -117,9 +127,11 @@ class Runner:
         if is_due:
             await asyncio.to_thread(self._clean)
         for find, most in ((self._find_batches, MOST_BATCHES), (self._find_responses, MOST_RESPONSES)):
-            self._begin(await asyncio.to_thread(find), most)
-        for job, _ in self._running.values():
-            job.look()
+            wanted, new = await asyncio.to_thread(find)
+            self._begin(new, most)
+            for job, _ in self._running.values():
+                if isinstance(job, BatchRun) == (most == MOST_BATCHES):
+                    job.look(wanted=job.id in wanted)
 
     def _begin(self, waiting: Sequence[Job], most: int) -> None:
         """Begin with what waits: first the work of owners of whom least is done, the oldest first."""
@@ -133,39 +145,31 @@ class Runner:
             owners[job.owner] += 1
             self._running[job.id] = job, asyncio.create_task(self._work(job))
 
-    def _find_batches(self) -> list[BatchRun]:
-        """The batches that have not ended, and that nobody works on."""
-        found: list[BatchRun] = []
-        for path in self.folder.batches.glob("*.json"):
-            name = path.stem
-            if name in self._running or name in self._ended:
-                continue
-            files = BatchFiles(self.folder, name)
-            record, state = read_record(path, BatchRecord), state_of(files)
-            if record is not None and state.status in ENDED:
-                files.forget_input()  # it may have been killed before
-                self._ended[name] = max(state.times.values(), default=record.at) + KEPT_SECONDS
-            elif record is not None:
-                found.append(BatchRun(self.folder, record, self._calls, self._places))
-        return found
+    def _find_batches(self) -> tuple[set[str], list[BatchRun]]:
+        """The batches that are to be computed, and the jobs of those that nobody works on."""
+        found = self.batches.to_do()
+        wanted = {each.record.id for each in found if each.cancelled_at is None}
+        return wanted, [
+            BatchRun(self.folder, each, self._calls, self._places)
+            for each in found
+            if self._is_new(each.record.id)
+        ]
 
-    def _find_responses(self) -> list[ResponseRun]:
-        """The responses that are to be computed, and that nobody works on."""
-        found: list[ResponseRun] = []
-        for place in self.kept.queued():
-            record = None if place.stem in self._running else read_record(place, KeptResponse)
-            if record is not None and not record.waits:
-                forget_marks(place)  # the process was killed before it did so
-            elif record is not None:
-                found.append(ResponseRun(record, place, self.kept, self._calls, self._places))
-        return found
+    def _find_responses(self) -> tuple[set[str], list[ResponseRun]]:
+        """The responses that are to be computed, and the jobs of those that nobody works on."""
+        found = self.kept.to_do()
+        return {str(number) for number, _, _ in found}, [
+            ResponseRun(number, owner, at, self.kept, self._calls, self._places)
+            for number, owner, at in found
+            if self._is_new(str(number))
+        ]
+
+    def _is_new(self, id: str) -> bool:
+        return id not in self._running and id not in self._given_up
 
     def _clean(self) -> None:
-        self.folder.clean()
         self.kept.clean()
-        for id in [id for id, forgotten in self._ended.items() if forgotten <= time.time()]:
-            BatchFiles(self.folder, id).remove()
-            del self._ended[id]
+        self.folder.clean()
 
     async def _work(self, job: Job) -> None:
         """Works on one job until it has ended, however often that fails."""
@@ -173,6 +177,10 @@ class Runner:
             while not job.ended:
                 try:
                     await job.run()
+                except Damaged as damage:
+                    _log.error("%s ends as failed: %s", job.id, damage.message)
+                    await self._give_up(job, damage.message)
+                    return
                 except OSError as error:  # such as a full disk
                     _log.warning("%s is taken up again in %g s: %s", job.id, AGAIN_SECONDS, error.strerror)
                     await asyncio.sleep(AGAIN_SECONDS)
@@ -182,3 +190,10 @@ class Runner:
         finally:
             del self._running[job.id]
             self._wake.set()
+
+    async def _give_up(self, job: Job, message: str) -> None:
+        try:
+            await job.give_up(message)
+        except Exception as error:  # the database takes nothing any more
+            _log.error("%s is left alone until the next start: %s", job.id, error)
+            self._given_up.add(job.id)

@@ -204,9 +204,8 @@ HELD = ("frontend", "admission", "work", ASKED, READ, INLINE, ITEMS)
 
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
     """The body with what it continues, if this server keeps that."""
-    runner = request.app.state.runner
-    if runner is not None:
-        raw = request.scope[ASKED] = await runner.kept.expand(caller_of(request).key_name, raw)
+    kept = request.app.state.runner.kept
+    raw = request.scope[ASKED] = await kept.expand(caller_of(request).key_name, raw)
     return raw
 
 

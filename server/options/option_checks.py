@@ -42,7 +42,6 @@ def check(config: ServerConfig) -> None:
     except ValueError as error:
         raise OptionError(str(error)) from error
     try:
-        config.batches.check()
         config.adapters.check(config.model_names)
         config.engine.worker.lora.check()
     except ValueError as error:

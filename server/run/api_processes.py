@@ -43,6 +43,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The file in which the event loop shows that it goes on."""
     shared_metrics: str | None
     """The folder in which several API processes share their metrics; None if there is one."""
+    work_folder: str
+    """The folder of files and batches, if none is named: it ends with the server."""
     started: float
     """Start of the command on the monotonic clock, which all processes share."""
     first: bool = True
@@ -205,6 +207,7 @@ class ApiProcesses:
                     reports=reports,
                     progress_page=str(folder / f"api-{index}.progress"),
                     shared_metrics=None if shared is None else str(shared),
+                    work_folder=str(folder / "work"),
                     started=started,
                     models=list(models),
                 )

@@ -62,7 +62,7 @@ class ApiServer:
             metrics = Metrics(config.model_names[0], shared_metrics, config.replicas.first)
             self._frontend = Frontend(config, self.client, metrics)
         set_options(self._listener)
-        self._http = HttpServer(config, self._frontend)
+        self._http = HttpServer(config, self._frontend, Path(process.work_folder))
         if isinstance(self.client, EngineClient):
             self._http.state.resize, self._http.state.settled = self.resize, self.client.orders.settled
         self._watch = LoopWatch(
@@ -235,7 +235,7 @@ class ApiServer:
     async def _do_waiting_work(self, start: asyncio.Task[bool]) -> None:
         """Does the work of the folder of batches, once the model is served, until requests are refused."""
         runner = self._http.state.runner
-        if runner is None or not await asyncio.shield(start):
+        if not await asyncio.shield(start):
             return
         work = asyncio.create_task(runner.run())
         try:

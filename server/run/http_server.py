@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
@@ -51,10 +52,13 @@ class AccessLogFilter(logging.Filter):
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, config: ServerConfig, frontend: Frontend | ManyModels) -> None:
+    def __init__(
+        self, config: ServerConfig, frontend: Frontend | ManyModels, work_folder: Path | None = None
+    ) -> None:
+        """`work_folder` is for files and batches, if the configuration names no folder."""
         self._config = config
         self._tls = RenewableTls(config.connections)
-        options = _uvicorn_config(config, frontend)
+        options = _uvicorn_config(config, frontend, create_app(frontend, work_folder))
         options.load()
         options.ssl = self._tls.context
         super().__init__(options)
@@ -107,13 +111,13 @@ class HttpServer(uvicorn.Server):
         self._tls.reload()
 
 
-def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels) -> uvicorn.Config:
+def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: FastAPI) -> uvicorn.Config:
     if not config.log.disable_uvicorn_access_log:
         access_log = logging.getLogger("uvicorn.access")
         access_log.setLevel(logging.INFO)
         access_log.addFilter(AccessLogFilter(config.log.quiet_paths))
     options = uvicorn.Config(
-        create_app(frontend),
+        app,
         loop="none",  # it runs in ours
         ws="none",
         lifespan="off",

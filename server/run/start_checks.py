@@ -75,7 +75,7 @@ def check_kept(config: ServerConfig) -> None:
         from server.batches.folder import Folder  # few servers need it
 
         try:
-            Folder(Path(folder), config.batches.most_bytes).check_access()
+            Folder(Path(folder), config.batches.most_bytes).check()
         except OSError as error:
             raise OptionError(f"--batch-dir {folder} cannot be used: {error.strerror}") from None
 

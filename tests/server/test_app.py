@@ -284,7 +284,7 @@ WITHOUT_BODY = {
     "/reset_mm_cache",
     "/is_scaling_elastic_ep",
 }
-FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"}
 """Paths that take forms, as OpenAI's clients send files."""
 BODY_PATHS = sorted(
     route.path

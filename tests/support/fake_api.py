@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -20,12 +21,12 @@ from server.reading.body_table import BY_PATH
 from server.reading.prompts import ReadingOptions
 
 
-def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
+def make_app(frontend: FakeFrontend, *, work_folder: Path | None = None, **options: Any) -> ASGIApp:
     """The app itself. `options` are fields of ServerConfig."""
     config = frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
     frontend.reading = ReadingOptions.of(config)
     frontend.access = Access(config.access, frontend.metrics.key_counters)
-    return create_app(cast(Frontend, frontend))
+    return create_app(cast(Frontend, frontend), work_folder)
 
 
 def make_client(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:

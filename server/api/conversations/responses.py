@@ -102,7 +102,7 @@ class ResponsesRequest(Body):
     stream_options: dict[str, Any] | None = optional("Accepted without effect.")
 
     store: Flag | None = optional("false keeps nothing. With --response-store the default is true.")
-    background: Flag | None = optional("true answers at once, and computes later (--batch-dir).")
+    background: Flag | None = optional("true answers at once, and computes later.")
     previous_response_id: str | None = optional("The response that this one continues (--response-store).")
     conversation: object = optional("Refused: send the items again.")
     prompt: object = optional("Refused: no prompts are kept.")

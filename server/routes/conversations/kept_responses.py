@@ -7,19 +7,18 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.access.client_identity import caller_of
-from server.api.conversations.response_input import KEPT_NOWHERE
 from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
 from server.batches.responses import KeptResponses
-from server.errors import BadRequest, NotFound, refused_if_full
+from server.errors import BadRequest, refused_if_full
 from server.http.endpoint import ASKED, Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
@@ -57,46 +56,33 @@ class Keeping:
         return True
 
 
-def _kept_of(request: Request) -> KeptResponses | None:
-    runner = request.scope["app"].state.runner
-    return None if runner is None else runner.kept
-
-
-def check_continues(request: Request, body: ResponsesRequest) -> None:
-    """Refuses what continues a response that is not kept."""
-    kept = _kept_of(request)
-    if body.previous_response_id is not None and kept is None:
-        raise BadRequest(
-            f"`previous_response_id` cannot be continued, because {KEPT_NOWHERE}", "previous_response_id"
-        )
+def _kept_of(request: Request) -> KeptResponses:
+    return request.scope["app"].state.runner.kept
 
 
 def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
-    """What keeps the response to a request, if it is to be kept; refuses what this server does not keep."""
-    check_continues(request, body)
+    """What keeps the response to a request, if it is to be kept."""
     kept = _kept_of(request)
-    if body.background and kept is None:
-        raise BadRequest("`background` is not served: start the server with --batch-dir.", "background")
-    if kept is None or kept.seconds is None or body.store is False:
+    if kept.seconds is None or body.store is False:
         return None
     return Keeping(kept, caller_of(request).key_name, bytes(request.scope[ASKED]))
 
 
 def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -> None:
     """Have a response computed later. It blocks."""
-    kept = _kept_of(request)
-    if kept is not None:
-        with refused_if_full(FULL_DISK):
-            kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer, streams=streams)
+    owner, asked = caller_of(request).key_name, bytes(request.scope[ASKED])
+    with refused_if_full(FULL_DISK):
+        _kept_of(request).queue(owner, id, asked, answer, streams=streams)
 
 
 async def stream_response(request: Request, id: str, after: int = -1) -> EventStream:
     """Tells the events of a background response behind number `after`, as they come."""
-    path, ended = await _ask(request, id, KeptResponses.events_of), False
+    number, ended = await _ask(request, id, KeptResponses.streamed), False
+    database = _kept_of(request).folder.database
 
     async def events() -> AsyncGenerator[bytes]:
         nonlocal ended
-        async with aclosing(follow(path, after)) as found:
+        async with aclosing(follow(database, number, after)) as found:
             async for event, ended in found:  # noqa: B007
                 yield event
 
@@ -140,7 +126,7 @@ async def list_input_items(response_id: str, request: Request) -> Response:
     found = await _ask(request, response_id, KeptResponses.find)
     items = [
         {"id": f"item_{index}", "type": "message", **msgspec.json.decode(item)}
-        for index, item in enumerate(found.input)
+        for index, item in enumerate(found.items)
     ]
     asked = request.query_params
     limit, order = asked.get("limit") or "20", asked.get("order") or "desc"
@@ -159,12 +145,5 @@ async def list_input_items(response_id: str, request: Request) -> Response:
 
 async def _ask(request: Request, id: str, work: Callable[[KeptResponses, str, str], T]) -> T:
     """The result of a function of the responses that are kept, called with the client's name and an id."""
-    kept = _kept_of(request)
-    if kept is None:
-        _refuse(id)
     with refused_if_full(FULL_DISK):
-        return await asyncio.to_thread(work, kept, caller_of(request).key_name, id)
-
-
-def _refuse(id: str) -> NoReturn:
-    raise NotFound(f"There is no response {id[:64]!r}: {KEPT_NOWHERE}", "response_id")
+        return await asyncio.to_thread(work, _kept_of(request), caller_of(request).key_name, id)

@@ -28,7 +28,6 @@ from server.routes.conversations.conversation_call import ConversationCall, begi
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.conversations.kept_responses import (
     NOT_KEPT,
-    check_continues,
     find_keeping,
     queue_response,
     stream_response,
@@ -88,7 +87,6 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
 async def count_input_tokens(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)
-    check_continues(request, body)
     return json_response(api.InputTokens(await read_texts(request, body, INPUT_TOKENS)))
 
 

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches: files of requests, and their answers when there is time (`--batch-dir`)."""
+"""/v1/files and /v1/batches: files of requests, and their answers when there is time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,6 +16,7 @@ from starlette.responses import FileResponse
 
 from server.access.client_identity import caller_of
 from server.batches import bodies as api
+from server.batches.database import Damaged
 from server.batches.folder import (
     FULL_DISK,
     FileRecord,
@@ -22,12 +24,9 @@ from server.batches.folder import (
     Record,
     Upload,
     new_id,
-    not_found,
     page_of,
-    touch,
-    write_record,
 )
-from server.batches.records import ENDED, Batch, BatchFiles, BatchRecord, shown, state_of
+from server.batches.records import Batch, BatchRecord, StoredBatch
 from server.batches.runner import Runner
 from server.errors import BadRequest, HttpError, TooManyRequests, refused_if_full
 from server.http.endpoint import Endpoint
@@ -71,16 +70,14 @@ async def create_file(request: Request) -> Response:
     if length.isdecimal() and int(length) > MOST_FILE + _WRITE_BYTES:
         raise _too_long()
     with refused_if_full(FULL_DISK), _one_of_few(runner_of(request)):
-        upload = await asyncio.to_thread(Upload, folder_of(request), MOST_FILE)
+        upload = await asyncio.to_thread(Upload, folder_of(request), MOST_FILE, owner_of(request))
         try:
             await _receive(request, form, upload)
             purpose = form.fields.get("purpose")
             if purpose != "batch":
                 raise BadRequest(f"purpose: only 'batch' has a use here, got {purpose!r}.", "purpose")
             seconds = api.kept_seconds(api.form_expiry(form.fields), "expires_after")
-            record = await asyncio.to_thread(
-                upload.keep, owner_of(request), form.filename or "file", purpose, seconds
-            )
+            record = await asyncio.to_thread(upload.keep, form.filename or "file", purpose, seconds)
         finally:
             await asyncio.to_thread(upload.close)
     return json_response(_file(record))
@@ -125,16 +122,7 @@ def _one_of_few(runner: Runner) -> Iterator[None]:
 async def list_files(request: Request) -> Response:
     """List the files of the key, a page at a time: `limit`, `order`, `after`, `purpose`."""
     purpose, folder, owner = request.query_params.get("purpose"), folder_of(request), owner_of(request)
-    now = time.time()
-
-    def found() -> list[FileRecord]:
-        return [
-            each
-            for each in folder.records(folder.files, FileRecord)
-            if each.owner == owner and each.expires_at > now and purpose in (None, "", each.purpose)
-        ]
-
-    page, more = await _page(request, found, _LARGEST_PAGE, _LARGEST_PAGE)
+    page, more = await _page(request, lambda: folder.files_of(owner, purpose), _LARGEST_PAGE, _LARGEST_PAGE)
     return _listed([_file(each) for each in page], more)
 
 
@@ -148,19 +136,25 @@ async def retrieve_file(file_id: str, request: Request) -> Response:
 async def file_content(file_id: str, request: Request) -> Response:
     """Send a file: results have a line for each request."""
     record = await _find_file(request, file_id)
-    path = folder_of(request).file(record.id)
+    path = await asyncio.to_thread(_whole_content, folder_of(request), record)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+def _whole_content(folder: Folder, record: FileRecord) -> Path:
+    """The place of a file's content. Raises an error if that is not whole."""
     try:
-        found = await asyncio.to_thread(os.stat, path)
-    except FileNotFoundError:
-        raise not_found("file", file_id) from None
-    return FileResponse(path, media_type="application/octet-stream", stat_result=found)
+        os.close(folder.open_content(record.id, record.bytes))
+    except Damaged as damage:
+        raise HttpError(500, f"{damage.message}.") from None
+    return folder.content(record.id)
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, request: Request) -> Response:
     """Delete a file. A batch that was made of it goes on."""
     record = await _find_file(request, file_id)
-    await asyncio.to_thread(folder_of(request).delete_file, record.id)
+    with refused_if_full(FULL_DISK):
+        await asyncio.to_thread(folder_of(request).delete_file, record.id)
     return json_response(api.Deleted(record.id))
 
 
@@ -198,70 +192,46 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
         expires_at=int(time.time()) + seconds,
         metadata=body.metadata,
         output_seconds=api.kept_seconds(body.output_expires_after, "output_expires_after"),
-        output_file_id=new_id("file-"),
-        error_file_id=new_id("file-"),
     )
-    folder = folder_of(request)
+    runner = runner_of(request)
     with refused_if_full(FULL_DISK):
-        await asyncio.to_thread(_begin, folder, record)
-    runner_of(request).wake()
-    return json_response(await asyncio.to_thread(shown, folder, record))
-
-
-def _begin(folder: Folder, record: BatchRecord) -> None:
-    folder.check_count(folder.batches)
-    files = BatchFiles(folder, record.id)
-    try:
-        os.utime(folder.file(record.input_file_id))  # it is no file that was left over
-        os.link(folder.file(record.input_file_id), files.input)
-    except FileNotFoundError:
-        raise not_found("file", record.input_file_id) from None
-    try:
-        write_record(files.record, record)
-    except OSError:
-        files.remove()
-        raise
+        await asyncio.to_thread(runner.batches.add, record)
+    runner.wake()
+    return json_response((await _find_batch(request, record.id)).shown())
 
 
 @router.get("/v1/batches")
 async def list_batches(request: Request) -> Response:
     """List the batches of the key, the newest first, a page at a time: `limit`, `after`."""
-    folder, owner = folder_of(request), owner_of(request)
+    batches, owner = runner_of(request).batches, owner_of(request)
+    stored: dict[str, StoredBatch] = {}
 
     def found() -> list[BatchRecord]:
-        return [each for each in folder.records(folder.batches, BatchRecord) if each.owner == owner]
+        stored.update({each.record.id: each for each in batches.of(owner)})
+        return [each.record for each in stored.values()]
 
     page, more = await _page(request, found, 20, 100)
-    return _listed(await asyncio.to_thread(lambda: [shown(folder, each) for each in page]), more)
+    return _listed([stored[each.id].shown() for each in page], more)
 
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(batch_id: str, request: Request) -> Response:
     """Tell how far a batch has come."""
-    record = await _find_batch(request, batch_id)
-    return json_response(await asyncio.to_thread(shown, folder_of(request), record))
+    return json_response((await _find_batch(request, batch_id)).shown())
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, request: Request) -> Response:
     """Compute no more of a batch. What was computed becomes its output."""
-    record, folder = await _find_batch(request, batch_id), folder_of(request)
-
-    def cancel() -> None:
-        files = BatchFiles(folder, record.id)
-        if (status := state_of(files).status) in ENDED:
-            raise BadRequest(f"The batch {record.id} cannot be cancelled: it is {status}.", "batch_id")
-        touch(files.cancel)
-
+    runner = runner_of(request)
     with refused_if_full(FULL_DISK):
-        await asyncio.to_thread(cancel)
-    runner_of(request).wake()
-    return json_response(await asyncio.to_thread(shown, folder, record))
+        found = await asyncio.to_thread(runner.batches.cancel, batch_id, owner_of(request))
+    runner.wake()
+    return json_response(found.shown())
 
 
-async def _find_batch(request: Request, id: str) -> BatchRecord:
-    folder, owner = folder_of(request), owner_of(request)
-    return await asyncio.to_thread(folder.find, folder.batches, id, owner, BatchRecord, "batch")
+async def _find_batch(request: Request, id: str) -> StoredBatch:
+    return await asyncio.to_thread(runner_of(request).batches.find, id, owner_of(request))
 
 
 def _listed(data: Sequence[api.FileObject] | Sequence[Batch], more: bool) -> Response:

@@ -11,7 +11,7 @@ from server.options.server_options import parse
 from server.run.start_checks import check_kept
 
 
-@pytest.mark.parametrize("where", ["", "responses"])
+@pytest.mark.parametrize("where", ["", "files"])
 def test_a_folder_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

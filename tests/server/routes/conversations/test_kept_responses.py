@@ -14,7 +14,7 @@ from fake_api import make_app, make_client, named_events, post, refusal
 from fake_frontend import FakeFrontend
 from full_disk import full_disk
 
-from server.batches import response_index, responses, runner
+from server.batches import responses, runner
 from server.http import endpoint
 from server.options.batch_options import BatchOptions
 
@@ -38,6 +38,12 @@ async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
         yield client
     task.cancel()
     await asyncio.wait([task])
+
+
+def kept_by(app: Any) -> int:
+    """The responses that the database has, and their events."""
+    read = app.state.runner.folder.database.read
+    return read("SELECT (SELECT count(*) FROM responses) + (SELECT count(*) FROM events)")[0][0]
 
 
 def prompt_of(frontend: FakeFrontend) -> str:
@@ -93,7 +99,7 @@ async def test_what_is_not_to_be_kept_is_not(client: httpx.AsyncClient, app: Any
     answer = await post(client, PATH, input="a")
     assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404  # its time is over
     app.state.runner.kept.clean()
-    assert list(app.state.runner.folder.responses.iterdir()) == []
+    assert kept_by(app) == 0
 
 
 async def test_the_oldest_response_gives_way_and_no_request_looks_through_the_folder(
@@ -101,7 +107,7 @@ async def test_the_oldest_response_gives_way_and_no_request_looks_through_the_fo
 ) -> None:
     for walk in ("walk", "scandir", "listdir"):
         monkeypatch.setattr(os, walk, lambda *path: pytest.fail("the folder is walked"))
-    monkeypatch.setattr(response_index, "MOST_RESPONSES", 2)
+    monkeypatch.setattr(responses, "MOST_RESPONSES", 2)
     async with make_client(app) as client:
         ids = [(await post(client, PATH, input="a"))["id"] for _ in range(4)]
         assert [(await client.get(f"{PATH}/{id}")).status_code for id in ids] == [404, 404, 200, 200]
@@ -120,7 +126,7 @@ async def test_an_answer_that_a_full_disk_does_not_take_is_given(app: Any, tmp_p
         assert whole.json()["store"] is False and "is not kept" in whole.headers["warning"]
         last = named_events(streamed.text)[-1]
         assert last["type"] == "response.completed" and last["response"]["store"] is False
-    assert list(app.state.runner.folder.responses.iterdir()) == []
+    assert kept_by(app) == 0
 
 
 async def test_an_answer_without_room_in_the_budget_is_given(app: Any) -> None:
@@ -140,7 +146,7 @@ async def test_a_response_that_must_be_kept_is_refused_if_the_disk_is_full(
         with full_disk(tmp_path):
             error = await refusal(client, PATH, status=507, input="a", background=True, stream=stream)
         assert "disk" in error["message"] and error["type"] == "InsufficientStorageError"
-    assert list(app.state.runner.folder.responses.iterdir()) == []
+    assert kept_by(app) == 0
 
 
 async def test_an_answer_that_waits_for_room_is_computed_once(
@@ -290,16 +296,14 @@ async def test_a_response_is_computed_by_the_process_that_comes_next(
         frontend.gate.set()
         task = asyncio.create_task(app.state.runner.run())
         assert (await until_ended(client, first["id"]))["status"] == "completed"
-        async with asyncio.timeout(20):
-            while {path.suffix for path in app.state.runner.folder.responses.iterdir()} != {".json"}:
-                await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
 
 
-async def test_without_a_folder_both_are_refused(frontend: FakeFrontend) -> None:
-    async with make_client(make_app(frontend)) as client:
-        assert "--batch-dir" in (await refusal(client, PATH, input="a", background=True))["message"]
+async def test_without_a_time_to_keep_responses_none_is_continued(
+    frontend: FakeFrontend, tmp_path: Path
+) -> None:
+    async with make_client(make_app(frontend, work_folder=tmp_path / "work")) as client:
         for path in (PATH, f"{PATH}/input_tokens"):
             error = await refusal(client, path, input="a", previous_response_id="resp_1")
             assert error["param"] == "previous_response_id" and "--response-store" in error["message"]

@@ -1,10 +1,12 @@
 """/v1/files and /v1/batches by their HTTP, and by the way of a line through the application."""
 
 import asyncio
+import errno
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +19,7 @@ from full_disk import full_disk
 from starlette.types import ASGIApp
 
 from server.access.client_identity import ANYONE
+from server.batches.database import Database
 from server.batches.folder import Upload
 from server.options.batch_options import BatchOptions
 from server.options.server_config import AccessOptions
@@ -237,7 +240,34 @@ async def test_what_a_full_disk_does_not_take_is_refused(app: Any, tmp_path: Pat
             )
     work = tmp_path / "work"
     assert {path.stem for path in (work / "files").iterdir()} == {file["id"]}
-    assert list((work / "batches").iterdir()) == []
+    assert app.state.runner.batches.to_do() == []
+
+
+async def test_a_file_can_be_deleted_from_a_full_disk(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, real = app.state.runner.folder, Database.write
+
+    @contextmanager
+    def write(database: Database, *, durable: bool = True) -> Iterator[Any]:
+        if any(folder.files.iterdir()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        with real(database, durable=durable) as writer:
+            yield writer
+
+    async with make_client(app) as client:
+        client.headers.update(KEYS[0])
+        file = (await upload(client, line("a", prompt="a"))).json()
+        monkeypatch.setattr(Database, "write", write)
+        assert (await client.delete(f"/v1/files/{file['id']}")).json()["deleted"] is True
+        assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
+
+
+async def test_a_content_that_is_damaged_is_not_sent(app: Any) -> None:
+    async with make_client(app) as client:
+        client.headers.update(KEYS[0])
+        file = (await upload(client, line("a", prompt="a"))).json()
+        os.truncate(app.state.runner.folder.content(file["id"]), 3)
+        found = await client.get(f"/v1/files/{file['id']}/content")
+        assert found.status_code == 500 and f"files/{file['id']}.data" in found.json()["error"]["message"]
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(app: Any, tmp_path: Path) -> None:
@@ -282,18 +312,17 @@ async def test_a_file_says_how_long_it_is_kept(app: ASGIApp) -> None:
         assert (await upload(client, b"a", data={"purpose": "vision"})).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/files"),
-        ("GET", "/v1/files/file-1/content"),
-        ("GET", "/v1/batches"),
-        ("DELETE", "/v1/files/a"),
-    ],
-)
-async def test_without_a_folder_a_sentence_says_what_brings_it(
-    client: httpx.AsyncClient, frontend: FakeFrontend, method: str, path: str
+async def test_without_a_folder_one_of_the_run_is_used_and_the_log_says_so(
+    frontend: FakeFrontend, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with make_client(make_app(frontend)) as client:
-        found = await client.request(method, path)
-        assert found.status_code == 404 and "--batch-dir" in found.json()["error"]["message"]
+    app: Any = make_app(frontend, work_folder=tmp_path / "work")
+    async with working(app) as client:
+        assert not (tmp_path / "work").exists()
+        file = (await upload(client, line("a", prompt="a"))).json()
+        batch = await finished(client, input_file_id=file["id"], endpoint="/v1/completions")
+        assert batch["request_counts"]["completed"] == 1
+    told = [each.getMessage() for each in caplog.records if "--batch-dir" in each.getMessage()]
+    assert len(told) == 1 and f"{tmp_path / 'work'} until the server ends" in told[0]
+    assert all(
+        path.stat().st_mode & 0o77 == 0 for path in [tmp_path / "work", *(tmp_path / "work").rglob("*")]
+    )
