@@ -16,10 +16,11 @@ pytestmark = [pytest.mark.slow(28), pytest.mark.timeout(600)]  # the first one c
 
 ROOT = Path(__file__).parents[4]
 FILES = (
-    *("attention", "bounds", "choose_tokens", "encoder_attention", "experts", "grouped", "latent_attention"),
-    *("linear", "quantization", "recurrent", "rotary", "rowwise", "sections", "vocabulary"),
+    *("attention", "bounds", "choose_tokens", "encoder_attention", "experts", "grouped"),
+    *("linear", "recurrent", "rotary", "rowwise", "sections", "vocabulary"),
 )
-"""The tests beside this one that call kernels with tensors of many sizes."""
+"""The tests beside this one that call kernels with tensors of many sizes. Those of latent attention take
+minutes: `bounds` has its kernels, too."""
 RUNTIMES = ("libasan.so", "libubsan.so")
 """The libraries that code calls which gcc compiled with checks."""
 
