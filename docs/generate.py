@@ -17,6 +17,10 @@ from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
 
+HELP_TEXT = (
+    "`serve --help` shows the twenty that most people\nuse, `--help=all` all, `--help=scheduler` those of a "
+    "group."
+)
 FLAGS_TEXT = (
     "They are accepted, so that start scripts keep working, and the log names those that were given in vain. "
     "Every other\nflag of vLLM is an option above, or is refused with a sentence; for llama.cpp's see "
@@ -29,7 +33,7 @@ VARIABLES_TEXT = (
 
 
 def options_page() -> str:
-    lines = ["# Options", "", "Made from `server/options/server_config.py` by `make docs`.", ""]
+    lines = ["# Options", "", "Made from `server/options/server_config.py` by `make docs`. " + HELP_TEXT, ""]
     for group, options in groupby(OPTIONS, lambda option: option.doc.group):
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += map(option_row, options)

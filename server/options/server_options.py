@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -18,6 +19,7 @@ from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
 from server.options.dotted_flags import undotted
 from server.options.foreign_options import LLAMA_FLAGS, RESOLVERS, VLLM_FLAGS, read_variables
+from server.options.help_pages import asked_help, help_page
 from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
@@ -174,6 +176,9 @@ def read(
     parser = build_parser(command, OPTIONS, others, _EPILOG)
     parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
+    if (asked := asked_help(arguments)) is not None:
+        print(help_page(parser, OPTIONS, asked), end="")
+        sys.exit(0)
     words = canonical(undotted(arguments, [*OPTIONS, *others]), parser)
     given = vars(parser.parse_intermixed_args(words))
     for other in others:
