@@ -22,11 +22,13 @@ SHAPES = [(1, 1, 8), (3, 2, 24), (8, 1, 40), (2, 2, 64), (5, 1, 96), (2, 2, 128)
 pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.slow(2)]
 
 
-def compare(table: Table, q: Tensor, kv: Tensor, step: ForwardContext, **limits: Any) -> None:
+def compare(
+    table: Table, q: Tensor, kv: Tensor, step: ForwardContext, *, largest: float = 1.0, **limits: Any
+) -> None:
     """Compare kernels and reference with the definition, for the numbers that the codes mean."""
     expected = exact.attention(rounded_queries(q), widened(kv, torch.float32), step, **limits)
-    assert_near(reference.attention(q, kv, step, **limits), expected)
-    assert_near(table["attention"](q, kv, step, **limits), expected)
+    assert_near(reference.attention(q, kv, step, **limits), expected, largest)
+    assert_near(table["attention"](q, kv, step, **limits), expected, largest)
 
 
 def empty_cache(step: ForwardContext, kv_heads: int, dim: int) -> Tensor:
@@ -115,7 +117,7 @@ def test_random_shapes_and_sizes_of_numbers(table: Table, dtype: torch.dtype) ->
         held = widened(kv, torch.float32)
         held *= torch.randint(-6, 3, held.shape[:-1]).unsqueeze(-1).exp2()
         q[0] = 0
-        compare(table, q.to(dtype), rounded(held, CODES), step, scale=dim**-0.5)
+        compare(table, q.to(dtype), rounded(held, CODES), step, largest=4.0, scale=dim**-0.5)
 
 
 def test_place_0_may_be_seen_by_none_but_itself(table: Table) -> None:
