@@ -15,10 +15,9 @@ import secrets
 import stat
 import time
 import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -61,6 +60,15 @@ class FileRecord(Record, kw_only=True):
     filename: str
     purpose: str
     expires_at: int
+
+
+class PageRequest(NamedTuple):
+    """The part of a list that is asked for."""
+
+    after: str | None
+    """The id behind which it begins."""
+    limit: int
+    newest_first: bool
 
 
 class Folder:
@@ -182,16 +190,34 @@ class Folder:
             raise not_found("file", id)
         return read_row(rows[0], FileRecord)
 
-    def files_of(self, owner: str, purpose: str | None) -> list[FileRecord]:
-        rows = self.database.read(
-            "SELECT * FROM files WHERE owner = ? AND expires_at > ?", owner, time.time()
-        )
+    def list_files(
+        self, owner: str, asked: PageRequest, purpose: str | None
+    ) -> tuple[list[FileRecord], bool]:
+        """A page of an owner's files, and whether there are more."""
+        which = ("expires_at > ? AND coalesce(?, purpose) = purpose", time.time(), purpose or None)
+        rows, more = self.page("files", owner, asked, *which)
         found: list[FileRecord] = []
         for row in rows:
             with suppress(msgspec.ValidationError):  # a damaged record is no file
-                if purpose in (None, "", row["purpose"]):
-                    found.append(read_row(row, FileRecord))
-        return found
+                found.append(read_row(row, FileRecord))
+        return found, more
+
+    def page(
+        self, table: str, owner: str, asked: PageRequest, where: str = "1", *values: object
+    ) -> tuple[list[Any], bool]:
+        """The rows of a page of an owner's files or batches, and whether there are more."""
+        which, values = f"owner = ? AND {where}", (owner, *values)
+        order, beyond = ("DESC", "<") if asked.newest_first else ("ASC", ">")
+        if asked.after is not None:
+            found = self.database.read(
+                f"SELECT at FROM {table} WHERE {which} AND id = ?", *values, asked.after
+            )
+            if not found:
+                raise not_found("record", asked.after)
+            which, values = f"{which} AND (at, id) {beyond} (?, ?)", (*values, found[0]["at"], asked.after)
+        ordered = f"{which} ORDER BY at {order}, id {order} LIMIT ?"
+        rows = self.database.read(f"SELECT * FROM {table} WHERE {ordered}", *values, asked.limit + 1)
+        return rows[: asked.limit], len(rows) > asked.limit
 
     def delete_file(self, id: str) -> None:
         """Forget a file. Its content stays until no batch needs it any more."""
@@ -349,14 +375,3 @@ class Upload:
     def close(self) -> None:
         self._folder.receiving -= self._file.size
         self._file.close()
-
-
-def page_of(found: Sequence[R], after: str | None, limit: int, *, newest_first: bool) -> tuple[list[R], bool]:
-    """The records that a list shows behind the one of the id `after`, and whether there are more."""
-    found = sorted(found, key=lambda record: (record.at, record.id), reverse=newest_first)
-    if after is not None:
-        places = [place for place, record in enumerate(found) if record.id == after]
-        if not places:
-            raise not_found("record", after)
-        found = found[places[0] + 1 :]
-    return found[:limit], len(found) > limit

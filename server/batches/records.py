@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from server.batches.folder import Folder, Record, not_found
+from server.batches.folder import Folder, PageRequest, Record, not_found
 from server.errors import BadRequest
 
 Status = Literal[
@@ -162,8 +162,10 @@ class BatchTable:
             raise not_found("batch", id)
         return found[0]
 
-    def of(self, owner: str) -> list[StoredBatch]:
-        return self._read("owner = ?", owner)
+    def page(self, owner: str, asked: PageRequest) -> tuple[list[StoredBatch], bool]:
+        """A page of an owner's batches, and whether there are more."""
+        rows, more = self._folder.page("batches", owner, asked)
+        return [_stored(row) for row in rows], more
 
     def to_do(self) -> list[StoredBatch]:
         """The batches that have not ended."""

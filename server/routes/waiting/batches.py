@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.requests import ClientDisconnect
@@ -21,10 +20,9 @@ from server.batches.folder import (
     FULL_DISK,
     FileRecord,
     Folder,
-    Record,
+    PageRequest,
     Upload,
     new_id,
-    page_of,
 )
 from server.batches.records import Batch, BatchRecord, StoredBatch
 from server.batches.runner import Runner
@@ -33,8 +31,6 @@ from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
 from server.http.sse import json_response
 from server.routes.request_context import header_of, require_json
-
-R = TypeVar("R", bound=Record)
 
 router = APIRouter(route_class=Endpoint, tags=["batches"])
 
@@ -121,9 +117,9 @@ def _one_of_few(runner: Runner) -> Iterator[None]:
 @router.get("/v1/files")
 async def list_files(request: Request) -> Response:
     """List the files of the key, a page at a time: `limit`, `order`, `after`, `purpose`."""
-    purpose, folder, owner = request.query_params.get("purpose"), folder_of(request), owner_of(request)
-    page, more = await _page(request, lambda: folder.files_of(owner, purpose), _LARGEST_PAGE, _LARGEST_PAGE)
-    return _listed([_file(each) for each in page], more)
+    purpose, asked = request.query_params.get("purpose"), _page(request, _LARGEST_PAGE, _LARGEST_PAGE)
+    found, more = await asyncio.to_thread(folder_of(request).list_files, owner_of(request), asked, purpose)
+    return _listed([_file(each) for each in found], more)
 
 
 @router.get("/v1/files/{file_id}")
@@ -203,15 +199,9 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
 @router.get("/v1/batches")
 async def list_batches(request: Request) -> Response:
     """List the batches of the key, the newest first, a page at a time: `limit`, `after`."""
-    batches, owner = runner_of(request).batches, owner_of(request)
-    stored: dict[str, StoredBatch] = {}
-
-    def found() -> list[BatchRecord]:
-        stored.update({each.record.id: each for each in batches.of(owner)})
-        return [each.record for each in stored.values()]
-
-    page, more = await _page(request, found, 20, 100)
-    return _listed([stored[each.id].shown() for each in page], more)
+    batches, asked = runner_of(request).batches, _page(request, 20, 100)
+    found, more = await asyncio.to_thread(batches.page, owner_of(request), asked)
+    return _listed([each.shown() for each in found], more)
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -240,15 +230,12 @@ def _listed(data: Sequence[api.FileObject] | Sequence[Batch], more: bool) -> Res
     return json_response(api.Page(data=list(data), first_id=first, last_id=last, has_more=more))
 
 
-async def _page(
-    request: Request, found: Callable[[], list[R]], usual: int, most: int
-) -> tuple[list[R], bool]:
-    """The part of a list that the query asks for, and whether there is more."""
+def _page(request: Request, usual: int, most: int) -> PageRequest:
+    """The part of a list that the query asks for."""
     asked = request.query_params
     limit, order = asked.get("limit") or str(usual), asked.get("order") or "desc"
     if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= most):
         raise BadRequest(f"limit: {limit[:20]!r} is no number from 1 to {most}.", "limit")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order: {order[:20]!r} is neither asc nor desc.", "order")
-    after = asked.get("after") or None
-    return await asyncio.to_thread(lambda: page_of(found(), after, int(limit), newest_first=order == "desc"))
+    return PageRequest(asked.get("after") or None, int(limit), order == "desc")

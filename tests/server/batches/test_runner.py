@@ -20,7 +20,7 @@ from waiting_work import ScriptedCalls, ended, lines, new_batch, results, shown,
 from server.batches import batch_run, runner
 from server.batches.app_call import OwnerCalls
 from server.batches.database import Database
-from server.batches.folder import LEFT_OVER_SECONDS, Folder, Upload, add_file
+from server.batches.folder import LEFT_OVER_SECONDS, Folder, PageRequest, Upload, add_file
 from server.batches.records import Batch, BatchTable
 from server.batches.runner import Runner
 from server.errors import BadRequest
@@ -172,7 +172,7 @@ def test_what_has_expired_or_was_left_over_is_deleted(tmp_path: Path) -> None:
     folder.clean()
     assert [path.stem for path in folder.files.iterdir()] == [kept.id]
     with patch.object(time, "time", lambda: kept.at + 3601):
-        assert folder.files_of("", None) == []
+        assert folder.list_files("", PageRequest(None, 10, newest_first=True), None) == ([], False)
         folder.clean()
     assert list(folder.files.iterdir()) == []
 
@@ -181,7 +181,10 @@ async def test_an_input_that_is_deleted_stays_until_its_batch_has_ended(tmp_path
     folder, calls = Folder(tmp_path, 1 << 30), ScriptedCalls(0.001)
     record = new_batch(folder, lines(20))
     folder.delete_file(record.input_file_id)
-    assert folder.files_of("", None) == [] and folder.content(record.input_file_id).exists()
+    assert (
+        folder.list_files("", PageRequest(None, 10, newest_first=True), None) == ([], False)
+        and folder.content(record.input_file_id).exists()
+    )
 
     async def wait() -> Batch:
         batch = await until(folder, record.id, ended)
