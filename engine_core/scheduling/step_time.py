@@ -1,0 +1,164 @@
+"""How long steps take: a line over what they compute, fitted to the steps that have landed.
+
+A step takes time for itself (the weights are read once), for each new token, for each cached position that a
+token attends to, for each row that is sampled, and for each embedding of media that is encoded. The engine
+reads all that it says of time from this line: what fits into a step, what a guess costs, how a step's time is
+divided among its requests, and how long a newcomer waits.
+
+The line is the least-squares fit to some steps that are remembered: the latest ones, and of each size of step
+the last one, which counts less. So the line follows the work and the machine, and what was learned of long
+prompts is still known after an hour of single tokens. Each step counts by its relative error, and an error as
+three times the usual one at most: a step during which something else had the processor moves the line little,
+and a machine that has become slower moves it within some ten steps. No term is ever below nothing, which is
+why terms are fitted in turn, each to what the others leave.
+
+`StepTime` knows no clock: whoever runs steps hands in how long each one took.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import exp, log, sqrt
+from operator import mul
+
+STEP, TOKEN, READ, ROW, ENCODED = _TERMS = range(5)
+"""The terms of the line: the step itself, new tokens, cached positions that they attend to, rows that are
+sampled, and embeddings of encoded media."""
+
+Work = list[float]
+"""The amount of each term in a step, in the order above."""
+
+_OF_TOKEN = (20.0, 1.0, 1e-4, 0.2, 1.0)
+"""A first guess of the seconds of each term, as a multiple of those of a token."""
+_UNKNOWN_TOKEN = 1e-4
+"""The guess for a token itself, in seconds, if no step was timed at warm-up."""
+_LEAST = 1e-3
+"""The least seconds of a term, as a multiple of the first guess."""
+
+_MOST_LATEST, _MOST_SIZES = 64, 64
+_OF_SIZE, _OF_GUESS = 0.3, 0.01
+"""What the last step of a size and the first guess of a term are multiplied by: their errors count by the
+square of it, and those of the latest steps by 1."""
+_SWEEPS = 6
+_EVERY = 16
+"""The line is fitted anew after so many steps, and at once after one with an error that is too large to count."""
+_FIRST_ERROR, _LEAST_ERROR, _ERROR_RATE = 1.0, 0.1, 0.1
+"""The first and the least error (of a logarithm) that are held for usual, and what the newest step counts in it."""
+_USUAL_TIMES = 3.0
+
+_QUANTILE, _MARGIN_RATE = 0.995, 0.05
+_FIRST_MARGIN, _MOST_MARGIN = 1.2, 1.6
+
+
+class StepTime:
+    """Tells the seconds that steps take, and learns from those that have landed."""
+
+    def __init__(self, timed: Sequence[tuple[int, float]] = ()) -> None:
+        """`timed`: the tokens and the seconds of steps that were run at warm-up, with different counts."""
+        self.margin = _FIRST_MARGIN
+        """The time within which nearly all steps end that fill their bound, as a multiple of the expected."""
+        step, token = _first_line(timed)
+        self._seconds = [step, *(token * multiple for multiple in _OF_TOKEN[TOKEN:])]
+        """The seconds of each term."""
+        self._least = [seconds * _LEAST for seconds in self._seconds]
+        self._guesses = [
+            [_OF_GUESS / seconds if term == other else 0.0 for other in _TERMS] + [_OF_GUESS]
+            for term, seconds in enumerate(self._seconds)
+        ]
+        """The first line as steps of one term each, told as those below."""
+        self._latest: deque[list[float]] = deque(maxlen=_MOST_LATEST)
+        """The amounts of the terms of a step, and last its seconds, all as multiples of the seconds that were
+        expected."""
+        self._last: dict[tuple[int, ...], list[float]] = {}
+        """The last step of each size, by the bits of its amounts."""
+        self._landed = 0
+        self._usual_error = _FIRST_ERROR
+
+    @property
+    def step(self) -> float:
+        """The seconds of a step, whatever it computes."""
+        return self._seconds[STEP]
+
+    @property
+    def row(self) -> float:
+        """The seconds of a row that computes a token and samples the next one."""
+        return self._seconds[TOKEN] + self._seconds[ROW]
+
+    @property
+    def single(self) -> float:
+        """The seconds of a step of one such row."""
+        return self.step + self.row
+
+    def tokens(self, count: float, reads: float) -> float:
+        """The seconds of so many new tokens, which attend to so many positions in all."""
+        return self._seconds[TOKEN] * count + self._seconds[READ] * reads
+
+    def rows(self, count: float) -> float:
+        """The seconds of sampling so many rows."""
+        return self._seconds[ROW] * count
+
+    def encoding(self, embeddings: float) -> float:
+        """The seconds of encoding so many embeddings of media."""
+        return self._seconds[ENCODED] * embeddings
+
+    def encoded(self, seconds: float) -> float:
+        """The embeddings of media that can be encoded within this time."""
+        return seconds / self._seconds[ENCODED]
+
+    def fitting(self, seconds: float, start: int) -> int:
+        """The number of tokens from position `start` on that can be computed within this time."""
+        token, read = self.tokens(1, start), self._seconds[READ] / 2
+        return int(2 * seconds / (token + sqrt(token * token + 4 * read * seconds)))
+
+    def learn(self, work: Work, seconds: float, *, fills: bool) -> None:
+        """Learn from a step that has landed. `fills`: it was to take most of the time that it may.
+
+        Only such steps say how late one can be: what disturbs a machine for milliseconds makes a step of a
+        single token twice as long, and one that fills its bound hardly longer.
+        """
+        expected = sum(map(mul, self._seconds, work))
+        if expected <= 0 or seconds <= 0:
+            return
+        error, most = log(seconds / expected), _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
+        counted = min(most, max(-most, error))
+        self._usual_error += _ERROR_RATE * (abs(counted) - self._usual_error)
+        self._remember(work, [*(amount / expected for amount in work), exp(counted)])
+        if self._landed <= _EVERY or self._landed % _EVERY == 0 or error != counted:
+            self._fit()
+        if fills:
+            self._learn_margin(seconds / expected)
+
+    def _remember(self, work: Work, step: list[float]) -> None:
+        self._landed += 1
+        self._latest.append(step)
+        size = tuple([int(amount).bit_length() for amount in work])
+        self._last.pop(size, None)
+        self._last[size] = [each * _OF_SIZE for each in step]
+        if len(self._last) > _MOST_SIZES:
+            del self._last[next(iter(self._last))]
+
+    def _fit(self) -> None:
+        """Set each term to what fits the remembered steps best while the others stay, several times in turn."""
+        columns = list(zip(*self._latest, *self._last.values(), *self._guesses, strict=True))
+        products = [[sum(map(mul, one, other)) for other in columns] for one in columns[:-1]]
+        line = self._seconds
+        for _ in range(_SWEEPS):
+            for term, (*row, takes) in enumerate(products):
+                rest = takes - sum(map(mul, row, line))
+                line[term] = max(self._least[term], line[term] + rest / row[term])
+
+    def _learn_margin(self, ratio: float) -> None:
+        """Move the margin towards the ratio below which that quantile of all steps lies."""
+        move = _QUANTILE if ratio > self.margin else _QUANTILE - 1
+        self.margin = min(_MOST_MARGIN, max(1.0, self.margin + _MARGIN_RATE * move))
+
+
+def _first_line(timed: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The seconds of a step and of a token, from the quickest steps of the fewest and of the most tokens."""
+    if not timed:
+        return _UNKNOWN_TOKEN * _OF_TOKEN[STEP], _UNKNOWN_TOKEN
+    few, many = min(timed)[0], max(timed)[0]
+    quick, slow = (min(seconds for count, seconds in timed if count == tokens) for tokens in (few, many))
+    token = (slow - quick) / (many - few) if many > few and slow > quick else quick / _OF_TOKEN[STEP]
+    return max(quick - few * token, quick / 10), token
