@@ -26,7 +26,6 @@ from engine_core.protocol import Add, Failed, OutputsByClient, Ready, Spelling
 from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.scheduling.step_cost import StepTimes
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepOutput
@@ -53,7 +52,7 @@ class Engine:
         self.asleep = False
         """Whether weights and cache are given back, so that no step can run."""
         self._load = load
-        self.progress, self._times = StepProgress(ProgressWriter(progress_page), plans=True), StepTimes()
+        self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
         self._scheduler, self._executor = scheduler, executor
         self._preparation = Preparation(executor, is_left=ready.worker.has_idle_work)
         self._joint = executor if isinstance(executor, JointExecutor) else None
@@ -298,7 +297,7 @@ class Engine:
         step = replace(planned.step, fresh=True) if self._failed else planned.step
         self._failed = False
         self._preparation.steps += 1
-        usual = self._times.usual(planned.tokens, planned.expected)
+        usual = planned.expected * self._scheduler.pace.step_time.margin
         others = 0.0 if self._joint is None else self._joint.slowest
         self.progress.begin(step.number, planned.tokens, max(usual, others))
         if self._joint is None:
@@ -343,7 +342,6 @@ class Engine:
             return output
         finally:
             seconds = time.monotonic() - self.progress.since
-            self._times.learn(planned.tokens, planned.expected, seconds)
             self._scheduler.counters.landed.count(planned, seconds)
             self.progress.end()
 

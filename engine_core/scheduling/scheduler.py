@@ -28,7 +28,7 @@ from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.feature import Hooks
-from engine_core.scheduling.pace import Pace, Slots
+from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
 from engine_core.scheduling.queue.waiting import (
@@ -45,6 +45,7 @@ from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import StepResults, put
+from engine_core.scheduling.wait_forecast import Slots
 from worker.protocol import StepBounds
 from worker.worker_facts import WorkerFacts
 
@@ -100,8 +101,8 @@ class Scheduler:
         for enter in self.hooks.enter:
             enter(seq)
         self.live[key] = seq
-        self.pace.background += seq.work_class is WorkClass.BACKGROUND
-        self.pace.enter(seq, self.cache.cached_tokens(seq))
+        self.pace.step_bound.background += seq.work_class is WorkClass.BACKGROUND
+        self.pace.waits.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
         if seq.resumed:
             self.pace.begin_decoding(seq)
@@ -180,7 +181,7 @@ class Scheduler:
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         self.cache.begin_step()
-        step = StepBuilder(self._config, self._facts, self.pace.line, self.hooks)
+        step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks)
         if all(may_begin(now) for may_begin in self.hooks.may_begin):
             if self.only is None:
                 self._plan(step, now)
@@ -302,7 +303,7 @@ class Scheduler:
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)
-        self.pace.count_answer(seq, -1)
+        self.pace.waits.count_answer(seq, -1)
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
@@ -334,7 +335,7 @@ class Scheduler:
         seq.prompt_logprobs = []
         seq.preemptions += 1
         self.counters.preemptions += 1
-        self.pace.enter(seq, 0)
+        self.pace.waits.enter(seq, 0)
         if not seq.paused:
             self.waiting.add(seq)
 
@@ -347,7 +348,7 @@ class Scheduler:
     def end(self, seq: Sequence) -> None:
         """Forget a sequence, whose terminal answer is given or is being given."""
         self.pace.leave(seq)
-        self.pace.background -= seq.work_class is WorkClass.BACKGROUND
+        self.pace.step_bound.background -= seq.work_class is WorkClass.BACKGROUND
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
         del self.live[seq.key]

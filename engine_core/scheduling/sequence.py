@@ -11,7 +11,6 @@ from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
-from engine_core.scheduling.step_cost import sampling_term
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
@@ -35,8 +34,6 @@ class Sequence:
     """What follows the text and says what may come next, for answers in a language."""
 
     work_class: WorkClass = field(init=False)
-    term: int = field(init=False)
-    """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
     marks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -81,7 +78,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.work_class = class_of(self.request)
-        self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
         if self.resumed:
             self.started = self.arrived

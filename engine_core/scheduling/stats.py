@@ -15,9 +15,10 @@ from engine_core.engine_stats import (
     Stats,
     StepBuckets,
 )
-from engine_core.scheduling.pace import Pace, Slots
+from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.wait_forecast import Slots
 from worker.protocol import Balancedness, ExpertReport, StepOutput
 
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
@@ -102,7 +103,7 @@ class Counters:
             step_tokens=self.step_tokens,
             busy=pace.busy,
             expected_wait=expected_wait,
-            rates=pace.rates(slots),
+            rates=pace.waits.rates(slots),
             landed=self.landed.buckets,
             kernel_compilations=self.kernel_compilations,
             experts=self.experts.stats,

@@ -16,17 +16,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.scheduling.cache.states import StepStates
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import (
-    ENCODED,
-    FILTERED,
-    LOGPROBS,
-    PLAIN,
-    POOLED,
-    READ,
-    TOKEN,
-    CostLine,
-    Work,
-)
+from engine_core.scheduling.step_time import ENCODED, READ, ROW, TOKEN, StepTime, Work
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 
@@ -63,7 +53,7 @@ class PlannedStep:
     def is_decoding(self) -> bool:
         """Whether each row computes a single token of an answer, with guesses behind it or without."""
         others = self.step.new or self.prompts or self.texts or self.work[ENCODED]
-        return not others and _sampled(self.work) == self.tokens == len(self.seqs) + self.guessed
+        return not others and self.work[ROW] == self.tokens == len(self.seqs) + self.guessed
 
 
 class StepHooks(Protocol):
@@ -80,18 +70,19 @@ class StepHooks(Protocol):
 class StepBuilder:
     """Collects the rows of one step under its budgets."""
 
-    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine, hooks: StepHooks) -> None:
+    def __init__(
+        self, config: EngineConfig, facts: WorkerFacts, step_time: StepTime, hooks: StepHooks
+    ) -> None:
         for begin_step in hooks.begin_step:
             begin_step()
         self._hooks = hooks
         self.budget = facts.max_num_batched_tokens
         self.left = inf
         """The expected seconds that can still be added."""
-        self._step_cost = line.step
-        self.cost = line.step
+        self._step_cost = self.cost = step_time.step
         """The expected seconds of the step so far."""
         self._facts = facts
-        self._line = line
+        self._step_time = step_time
         self._longest = config.long_prefill_token_threshold
         self.may_split = config.enable_chunked_prefill and facts.cuts_prompts
         """Whether only a chunk of a prompt may be computed."""
@@ -99,7 +90,9 @@ class StepBuilder:
         self._binds = False
         self._guessed = 0
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
-        self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        self._pooled = 0
+        """The hidden states that are read where texts end."""
+        self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0]
         self.new: list[NewSeq] = []
         """The sequences that enter their slots with this step."""
         self._rows: list[SeqStep] = []
@@ -137,11 +130,11 @@ class StepBuilder:
     @property
     def fitting(self) -> float:
         """The embeddings that can be computed in the time that is left; the first row waits for all."""
-        return self._line.encoded(max(self.left, 0.0)) if self._rows else inf
+        return self._step_time.encoded(max(self.left, 0.0)) if self._rows else inf
 
     def _in_time(self, gap: int, start: int, least: int) -> int:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
-        fitting = self._line.fitting(max(self.left, 0.0), start)
+        fitting = self._step_time.fitting(max(self.left, 0.0), start)
         if self.may_split:
             return min(gap, fitting if self._has_prefill else max(least, fitting))
         return gap if gap <= fitting or not self._has_prefill else 0
@@ -151,10 +144,10 @@ class StepBuilder:
 
         Cached prefixes take nothing of the budget, but pooling many of them in one step takes much memory.
         """
-        if not (ends and seq.pools and self._work[POOLED]):
+        if not (ends and seq.pools and self._pooled):
             return True
         most = max(self._facts.max_num_batched_tokens, self._facts.max_model_len)
-        return self._work[POOLED] + self._pooled_rows(seq) <= most
+        return self._pooled + self._pooled_rows(seq) <= most
 
     def add(self, seq: Sequence, count: int, new_blocks: list[int], states: StepStates) -> float:
         """Add a row that computes the next `count` tokens of a sequence; returns the seconds it will take."""
@@ -195,14 +188,13 @@ class StepBuilder:
     def decoding(self) -> list[Sequence]:
         """The sequences of its rows, if each row computes a single token of an answer; else none."""
         rows = len(self._rows)
-        alike = not self.new and not self._reading and _sampled(self._work) == self._work[TOKEN] == rows
+        alike = not self.new and not self._reading and self._work[ROW] == self._work[TOKEN] == rows
         return self._seqs if alike else []
 
     @property
     def room_for_guesses(self) -> int:
         """The number of guesses that fit under both budgets."""
-        each = self._line.single - self._line.step
-        return int(min(self.budget, max(self.left, 0.0) / each))
+        return int(min(self.budget, max(self.left, 0.0) / self._step_time.row))
 
     def guess(self, at: int, guesses: list[int], gained: int) -> None:
         """Add guesses to row `at`, for which its sequence has gained so many blocks in each group."""
@@ -215,8 +207,8 @@ class StepBuilder:
         self._binds |= bound
         self._rows[at] = replace(row, blocks=blocks, guesses=guesses, bound=bound)
         reads = count * (row.start + 1) + count * (count + 1) // 2
-        cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)
-        for term, amount in ((TOKEN, count), (READ, reads), (seq.term, count)):
+        cost = self._step_time.tokens(count, reads) + self._step_time.rows(count)
+        for term, amount in ((TOKEN, count), (READ, reads), (ROW, count)):
             self._work[term] += amount
         self._costs[at] += cost
         self.cost += cost
@@ -235,9 +227,7 @@ class StepBuilder:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
             return None
-        step = StepInput(
-            *(number, self.new, self._rows),
-        )
+        step = StepInput(number, self.new, self._rows)
         for finish in self._hooks.finish:
             step = finish(step)
         fills = self.left < self.cost
@@ -251,18 +241,20 @@ class StepBuilder:
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:
         """Add what a row computes to the step's work; returns the seconds of that."""
-        work, line = self._work, self._line
+        work, step_time = self._work, self._step_time
         reads = count * start + count * (count + 1) // 2 if self._facts.causal else count * count
-        cost = line.tokens(count, reads)
+        cost = step_time.tokens(count, reads)
         work[TOKEN] += count
         work[READ] += reads
         if start < seq.free_from:
             for add_row in self._hooks.add_row:
                 cost += add_row(seq, count, self)
         if ends:
-            amount = self._pooled_rows(seq) if seq.pools else 1
-            cost += line.end(seq.term, amount)
-            work[seq.term] += amount
+            if seq.pools:
+                self._pooled += self._pooled_rows(seq)
+            else:
+                cost += step_time.rows(1)
+                work[ROW] += 1
         self._costs.append(cost)
         self.cost += cost
         self.left -= cost
@@ -271,7 +263,7 @@ class StepBuilder:
     def encode_for_row(self, embeddings: float) -> float:
         """Add embeddings that the row reads which is being added; returns their seconds."""
         self._work[ENCODED] += embeddings
-        return self._line.end(ENCODED, embeddings)
+        return self._step_time.encoding(embeddings)
 
     def encode(self, embeddings: float) -> None:
         """Add embeddings, of sources or of layers of a tower, that no row of the step reads yet."""
@@ -286,8 +278,3 @@ class StepBuilder:
             return 1
         is_whole = params.outputs or params.spans or params.task in (*self._facts.whole_tasks, "align")
         return seq.prompt_len if is_whole else 1
-
-
-def _sampled(work: Work) -> float:
-    """The rows of a step that sample, guesses included."""
-    return work[PLAIN] + work[FILTERED] + work[LOGPROBS]

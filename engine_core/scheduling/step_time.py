@@ -9,8 +9,8 @@ The line is the least-squares fit to some steps that are remembered: the latest 
 the last one, which counts less. So the line follows the work and the machine, and what was learned of long
 prompts is still known after an hour of single tokens. Each step counts by its relative error, and an error as
 three times the usual one at most: a step during which something else had the processor moves the line little,
-and a machine that has become slower moves it within some ten steps. No term is ever below nothing, which is
-why terms are fitted in turn, each to what the others leave.
+while a machine that has become slower is followed as soon as most of the latest steps say so. No term is ever
+below nothing, which is why terms are fitted in turn, each to what the others leave.
 
 `StepTime` knows no clock: whoever runs steps hands in how long each one took.
 """
@@ -40,12 +40,16 @@ _MOST_LATEST, _MOST_SIZES = 64, 64
 _OF_SIZE, _OF_GUESS = 0.3, 0.01
 """What the last step of a size and the first guess of a term are multiplied by: their errors count by the
 square of it, and those of the latest steps by 1."""
-_SWEEPS = 6
+_SWEEPS = 4
 _EVERY = 16
-"""The line is fitted anew after so many steps, and at once after one with an error that is too large to count."""
+"""The line is fitted anew after so many steps, and after each of the first ones."""
 _FIRST_ERROR, _LEAST_ERROR, _ERROR_RATE = 1.0, 0.1, 0.1
-"""The first and the least error (of a logarithm) that are held for usual, and what the newest step counts in it."""
+"""The first and the least usual error (of a logarithm), and what the newest step counts in it."""
 _USUAL_TIMES = 3.0
+"""The multiple of the usual error that counts at most."""
+
+_Landed = tuple[Work, float, float]
+"""What a step computed, the seconds that it took, and its weight."""
 
 _QUANTILE, _MARGIN_RATE = 0.995, 0.05
 _FIRST_MARGIN, _MOST_MARGIN = 1.2, 1.6
@@ -62,15 +66,13 @@ class StepTime:
         self._seconds = [step, *(token * multiple for multiple in _OF_TOKEN[TOKEN:])]
         """The seconds of each term."""
         self._least = [seconds * _LEAST for seconds in self._seconds]
-        self._guesses = [
-            [_OF_GUESS / seconds if term == other else 0.0 for other in _TERMS] + [_OF_GUESS]
+        self._guesses: list[_Landed] = [
+            ([float(term == other) for other in _TERMS], seconds, _OF_GUESS)
             for term, seconds in enumerate(self._seconds)
         ]
-        """The first line as steps of one term each, told as those below."""
-        self._latest: deque[list[float]] = deque(maxlen=_MOST_LATEST)
-        """The amounts of the terms of a step, and last its seconds, all as multiples of the seconds that were
-        expected."""
-        self._last: dict[tuple[int, ...], list[float]] = {}
+        """The first guess, as steps of one term each."""
+        self._latest: deque[_Landed] = deque(maxlen=_MOST_LATEST)
+        self._last: dict[tuple[int, ...], _Landed] = {}
         """The last step of each size, by the bits of its amounts."""
         self._landed = 0
         self._usual_error = _FIRST_ERROR
@@ -120,30 +122,37 @@ class StepTime:
         expected = sum(map(mul, self._seconds, work))
         if expected <= 0 or seconds <= 0:
             return
-        error, most = log(seconds / expected), _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
-        counted = min(most, max(-most, error))
-        self._usual_error += _ERROR_RATE * (abs(counted) - self._usual_error)
-        self._remember(work, [*(amount / expected for amount in work), exp(counted)])
-        if self._landed <= _EVERY or self._landed % _EVERY == 0 or error != counted:
+        error = min(abs(log(seconds / expected)), self._most_error)
+        self._usual_error += _ERROR_RATE * (error - self._usual_error)
+        self._landed += 1
+        self._latest.append((work, seconds, 1.0))
+        size = tuple([int(amount).bit_length() for amount in work])
+        self._last.pop(size, None)
+        self._last[size] = work, seconds, _OF_SIZE
+        if len(self._last) > _MOST_SIZES:
+            del self._last[next(iter(self._last))]
+        if self._landed <= _EVERY or self._landed % _EVERY == 0:
             self._fit()
         if fills:
             self._learn_margin(seconds / expected)
 
-    def _remember(self, work: Work, step: list[float]) -> None:
-        self._landed += 1
-        self._latest.append(step)
-        size = tuple([int(amount).bit_length() for amount in work])
-        self._last.pop(size, None)
-        self._last[size] = [each * _OF_SIZE for each in step]
-        if len(self._last) > _MOST_SIZES:
-            del self._last[next(iter(self._last))]
+    @property
+    def _most_error(self) -> float:
+        """The error of a step (of a logarithm) that counts at most."""
+        return _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
 
     def _fit(self) -> None:
-        """Set each term to what fits the remembered steps best while the others stay, several times in turn."""
-        columns = list(zip(*self._latest, *self._last.values(), *self._guesses, strict=True))
+        """Set the whole line, and then each term while the others stay, to what fits best."""
+        line, most, errors = self._seconds, exp(self._most_error), list[list[float]]()
+        for work, seconds, weight in (*self._latest, *self._last.values(), *self._guesses):
+            expected = sum(map(mul, line, work))
+            scale = weight / expected
+            counted = min(most, max(1 / most, seconds / expected))
+            errors.append([*(amount * scale for amount in work), counted * weight])
+        columns = list(zip(*errors, strict=True))
         products = [[sum(map(mul, one, other)) for other in columns] for one in columns[:-1]]
-        line = self._seconds
-        for _ in range(_SWEEPS):
+        line[:] = map(max, _solved(products), self._least)
+        for _ in range(_SWEEPS):  # where a term would be below its least, others give way
             for term, (*row, takes) in enumerate(products):
                 rest = takes - sum(map(mul, row, line))
                 line[term] = max(self._least[term], line[term] + rest / row[term])
@@ -152,6 +161,18 @@ class StepTime:
         """Move the margin towards the ratio below which that quantile of all steps lies."""
         move = _QUANTILE if ratio > self.margin else _QUANTILE - 1
         self.margin = min(_MOST_MARGIN, max(1.0, self.margin + _MARGIN_RATE * move))
+
+
+def _solved(equations: list[list[float]]) -> list[float]:
+    """Solve equations, each of which has its right side last, by Gauss's elimination."""
+    rows = list(equations)
+    for at in range(len(rows)):
+        pivot = rows[at]
+        for other, row in enumerate(rows):
+            if other != at:
+                factor = row[at] / pivot[at]
+                rows[other] = [mine - factor * its for mine, its in zip(row, pivot, strict=True)]
+    return [row[-1] / row[at] for at, row in enumerate(rows)]
 
 
 def _first_line(timed: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -254,7 +254,7 @@ def new_guesser(engine: Engine, method: str, given: argparse.Namespace) -> Guess
         least_match=least,
         most_match=most,
     )
-    line = engine._scheduler.pace.line  # pyright: ignore[reportPrivateUsage]
+    line = engine._scheduler.pace.step_time  # pyright: ignore[reportPrivateUsage]
     return Guesser(options, engine.ready.worker, line)
 
 

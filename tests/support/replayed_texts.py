@@ -14,7 +14,7 @@ from engine_core.guess_options import GuessOptions
 from engine_core.protocol import Add
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.step_time import StepTime
 from worker.protocol import Sampling
 
 Text = tuple[list[int], list[int]]
@@ -40,7 +40,7 @@ def sequence(id: int, prompt: list[int], most: int = 1000, **asked: object) -> S
 def guesser(method: str = "ngram", most: int = 8, most_rows: int = 64, **options: object) -> Guesser:
     """A guesser of a worker on a CPU, whose first line of costs is that of its warm-up."""
     given = GuessOptions(method=method, most=most, **options)  # pyright: ignore[reportArgumentType]
-    line = CostLine([(1, 7e-3), (16, 17e-3)])
+    line = StepTime([(1, 7e-3), (16, 17e-3)])
     return Guesser(given, replace(WORKER, most_rows=most_rows), line)
 
 
@@ -85,7 +85,8 @@ class Replay:
         drafts = self.guesser.choose(seqs, 64) if pays else {}
         rows = len(seqs) + sum(map(len, drafts.values()))
         takes = self.seconds_of(rows)
-        self.guesser.learn(rows, sum(len(seq.tokens) for seq in seqs), takes)
+        reads = sum(len(seq.tokens) for seq in seqs)
+        self.guesser.step_time.learn([1.0, rows, reads, rows, 0.0], takes, fills=False)
         self.seconds += takes
         self.steps += 1
         self.counts[rows - len(seqs)] = self.counts.get(rows - len(seqs), 0) + 1

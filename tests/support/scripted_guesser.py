@@ -31,8 +31,6 @@ class ScriptedGuesser:
     drafts: int = 0
     guessed: int = 0
     held: list[int] = field(default_factory=list)
-    learned: list[tuple[int, int]] = field(default_factory=list)
-    """The rows of each step from which it could learn, and the positions that were read."""
 
     @property
     def totals(self) -> GuessTotals:
@@ -86,10 +84,6 @@ class ScriptedGuesser:
         self.held += [0] * (held - len(self.held))
         for at in range(held):
             self.held[at] += 1
-
-    def learn(self, rows: int, reads: int, seconds: float) -> None:
-        assert rows > 0 and reads >= rows and seconds >= 0
-        self.learned.append((rows, reads))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:

@@ -61,7 +61,7 @@ class DiskPrefixes(Feature):
     def __init__(self, core: Scheduler, disk: Disk) -> None:
         cache = core.cache
         self._disk = disk
-        self._cache, self._waiting, self._line = cache, core.waiting, core.pace.line
+        self._cache, self._waiting, self._step_time = cache, core.waiting, core.pace.step_time
         self._looked: set[Sequence] = set()
         """Sequences of whose prefixes blocks were looked for."""
         self._unwritten: dict[bytes, None] = {}
@@ -152,7 +152,7 @@ class DiskPrefixes(Feature):
     def _computing(self, start: int, blocks: int) -> float:
         """The seconds in which the tokens of these blocks from `start` on would be computed."""
         count = max(0, blocks * self._cache.block_size - start)
-        return self._line.tokens(count, count * start + count * count // 2)
+        return self._step_time.tokens(count, count * start + count * count // 2)
 
     def poll(self, now: float, in_flight: int) -> OutputsByClient:
         """Publish blocks that are back, and let sequences go on whose reads are done, or take too long.

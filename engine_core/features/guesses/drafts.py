@@ -26,7 +26,6 @@ from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from engine_core.scheduling.step_cost import READ
 from worker.protocol import StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -48,7 +47,7 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, core: Scheduler) -> Dr
             )
         return None
     core.pace.most_tokens = 1 + options.most
-    guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, core.pace.line)
+    guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, core.pace.step_time)
     return Drafts(guesser, facts, core, staged=config.pipeline_parallel_size > 1)
 
 
@@ -120,9 +119,7 @@ class Drafts(Feature):
             step.change_row(at, kept=(*row.kept, (count - row.start, place)))
 
     def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:
-        """Learn how long a step took, and tell the guesser the new tokens of its sequences."""
-        if planned.is_decoding:
-            self._guesser.learn(planned.tokens, int(planned.work[READ]), seconds)
+        """Learn how long the drafter took, and tell the guesser the new tokens of its sequences."""
         if self._drafter is not None and output.proposing:
             lengths = [row.proposes for row in planned.step.seqs if row.proposes]
             self._drafter.learn_proposing(lengths, output.proposing)

@@ -9,12 +9,12 @@ from math import log
 from operator import itemgetter
 
 from engine_core.engine_stats import GuessTotals
-from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record, RowTimes
+from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record
 from engine_core.features.guesses.lookup import Lookup
 from engine_core.features.guesses.suffix import Answers, number_of
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import WorkerFacts
 
 _chance = itemgetter(0)
@@ -68,7 +68,7 @@ class Guesser:
     Most texts have nothing to guess most of the time: then a step costs a look into the table of places.
     """
 
-    def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
+    def __init__(self, options: GuessOptions, facts: WorkerFacts, step_time: StepTime) -> None:
         self._options = options
         self._longest = options.suffix_depth if options.method == "suffix" else options.most_match
         self._answers: Answers | None = None
@@ -82,7 +82,7 @@ class Guesser:
         self._most_rows = facts.most_rows
         self._lost = _LOST.get(facts.device, _LOST_ELSEWHERE)
         self._acceptance = Acceptance()
-        self._times = RowTimes(line, facts.most_rows)
+        self.step_time = step_time
         self._guessed: dict[Sequence, _Guessed] = {}
         self._ready: dict[Sequence, _Guessed] = {}
         """The sequences that have something to guess behind their last token."""
@@ -154,7 +154,8 @@ class Guesser:
         if self._gain <= _WORTH:
             return False
         lost = self._lost + _LOST_EACH * len(seqs)
-        return self._gain > _WORTH + log(1 + lost / self._times.seconds(len(seqs), 0))
+        step_time = self.step_time
+        return self._gain > _WORTH + log(1 + lost / (step_time.step + step_time.row * len(seqs)))
 
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """The guesses for the next step, which has a single token of each of these sequences."""
@@ -178,10 +179,6 @@ class Guesser:
         """Count a draft of which so many guesses held."""
         self._counts.add(guessed, held)
 
-    def learn(self, rows: int, reads: int, seconds: float) -> None:
-        """Learn how long a step of single tokens took, guesses among them, that read so many positions."""
-        self._times.learn(rows, reads, seconds)
-
     def _weigh(self, seqs: Collection[Sequence]) -> None:
         """Choose anew if anything has changed, and let what that gains count for the steps to come."""
         if self._moved:
@@ -193,33 +190,27 @@ class Guesser:
 
     def _choose(self, seqs: Collection[Sequence], most_rows: int) -> _Choice:
         """Take guesses, the likeliest to hold first, as long as tokens per second rise."""
-        rows, ready = len(seqs), self._ready
-        if rows >= most_rows or (least := self._times.least_chance(rows)) >= 1:
+        rows, step_time = len(seqs), self.step_time
+        each = step_time.row + step_time.tokens(0, sum([len(seq.tokens) for seq in seqs]) / rows)
+        seconds, tokens = step_time.step + rows * each, float(rows)
+        plain, least = tokens / seconds, max(self._least_chance, rows * each / seconds)
+        if rows >= most_rows:
             return _NOTHING
-        least, most = max(self._least_chance, least), self._options.most_for(rows)
         offered: list[tuple[float, Sequence]] = []
+        most = self._options.most_for(rows)
         for seq in seqs:
-            if (guessed := ready.get(seq)) is not None:
+            if (guessed := self._ready.get(seq)) is not None:
                 offered += self._offers(seq, guessed, most, least)
-        if not offered:
-            return _NOTHING
         offered.sort(key=_chance, reverse=True)
-        del offered[most_rows - rows :]
-        takes = self._times.curve(rows, len(offered))
-        reading = self._times.each_read * sum([len(seq.tokens) for seq in seqs])
-        plain, tokens, taken = rows / (takes[0] + reading), float(rows), 0
-        best, each = plain * (1 + _WORTH), reading / rows
-        for number, (chance, _) in enumerate(offered, 1):
-            tokens += chance
-            reading += each
-            if (rate := tokens / (takes[number] + reading)) > best:
-                best, taken = rate, number
-        if not taken:
-            return _NOTHING
         counts: dict[Sequence, int] = {}
-        for _, seq in offered[:taken]:
+        for chance, seq in offered[: most_rows - rows]:
+            if chance * seconds <= tokens * each:
+                break
+            tokens += chance
+            seconds += each
             counts[seq] = counts.get(seq, 0) + 1
-        return _Choice(counts, log(best / plain))
+        gain = log(tokens / seconds / plain)
+        return _Choice(counts, gain) if gain > _WORTH else _NOTHING
 
     def _offers(
         self, seq: Sequence, guessed: _Guessed, most: int, least: float

@@ -7,11 +7,11 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from engine_core.engine_stats import GuessTotals
-from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record, RowTimes
+from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record
 from engine_core.features.guesses.lookup import STRONGEST
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import WorkerFacts
 
 _FIRST_RATE = 0.6
@@ -37,13 +37,13 @@ class _Drafted:
 class ModelGuesser:
     """Decides by the time that a drafter takes, and by how often its guesses hold, when it guesses."""
 
-    def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
+    def __init__(self, options: GuessOptions, facts: WorkerFacts, step_time: StepTime) -> None:
         self._options = options
         self._most = min(options.most, facts.drafts)
         self._most_rows = facts.most_rows
         self._acceptance = Acceptance([_FIRST_RATE] * (STRONGEST + 1))
         """How often a guess holds by its place in a draft, if all before it do."""
-        self._times = RowTimes(line, facts.most_rows)
+        self.step_time = step_time
         self._seconds: dict[int, float] = {}
         """The bits of a number of sequences -> the seconds of one guess for each of so many."""
         self._drafted: dict[Sequence, _Drafted] = {}
@@ -110,10 +110,6 @@ class ModelGuesser:
         for at in range(min(held + 1, guessed)):
             self._acceptance.learn(min(at, STRONGEST), record, held=at < held)
 
-    def learn(self, rows: int, reads: int, seconds: float) -> None:
-        """Learn how long a step of single tokens took, guesses among them, that read so many positions."""
-        self._times.learn(rows, reads, seconds)
-
     def learn_proposing(self, lengths: list[int], seconds: float) -> None:
         """Learn how long the drafter took to make so many guesses for sequences."""
         size, each = len(lengths).bit_length(), seconds / max(lengths)
@@ -126,10 +122,11 @@ class ModelGuesser:
         if not seqs or not most:
             return {}
         rows, tokens = len(seqs), float(len(seqs))
-        each_reads = sum([len(seq.tokens) for seq in seqs]) / rows
+        step_time, reads = self.step_time, sum([len(seq.tokens) for seq in seqs]) / rows
+        step, row = step_time.step, step_time.row + step_time.tokens(0, reads)
         nearest = min(self._seconds, key=lambda size: abs(size - rows.bit_length()), default=None)
         each = 0.0 if nearest is None else self._seconds[nearest]
-        best, longest = rows / self._times.seconds(rows, int(rows * each_reads)) * (1 + _WORTH), 0
+        best, longest = rows / (step + rows * row) * (1 + _WORTH), 0
         chances = {seq: self._chances(seq, most) for seq in seqs}
         for length in range(1, most + 1):
             more = [own[length - 1] for own in chances.values() if len(own) >= length]
@@ -137,7 +134,7 @@ class ModelGuesser:
             if not more or rows > self._most_rows:
                 break
             tokens += sum(more)
-            seconds = self._times.seconds(rows, int(rows * each_reads)) + length * each
+            seconds = step + rows * row + length * each
             if tokens / seconds > best:
                 best, longest = tokens / seconds, length
         self._without = 0 if longest else self._without + 1

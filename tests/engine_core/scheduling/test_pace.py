@@ -36,7 +36,7 @@ def test_a_disturbed_machine_keeps_gaps_and_short_steps_make_it_no_more_cautious
     clock = Clock(late=lambda: rng.expovariate(1000) + 0.012 * (rng.random() < 0.03))
     clock.add(stream(1, max_tokens=1000))
     clock.steps(300)
-    assert clock.scheduler.pace.line.margin < 1.25, "nothing has filled a gap yet"
+    assert clock.scheduler.pace.step_time.margin < 1.25, "nothing has filled a gap yet"
     clock.add_all(texts(range(100, 1100)))
     begun = len(clock.seconds)
     clock.steps(700)
@@ -98,10 +98,66 @@ def test_the_default_gap_grows_with_the_rows_that_decode() -> None:
         clock.add(stream(id))
     clock.steps(60)
     alone = clock.seconds[-1]
-    clock.add(stream(100, prompt=2000))
+    clock.add_all(texts(range(100, 160)))
     clock.steps(3)
     assert alone == pytest.approx(STEP + 60 * TOKEN)
     assert 2.5 * alone < clock.seconds[-2] < 4.01 * alone
+
+
+@pytest.mark.parametrize(("newcomers", "least", "most"), [(1, 0.04, 0.09), (8, 0.09, 0.25), (32, 0.2, 0.251)])
+def test_the_default_gap_grows_with_the_newcomers_that_wait(
+    newcomers: int, least: float, most: float
+) -> None:
+    clock = Clock(gap_ms=None)
+    clock.add(stream(1, max_tokens=500))
+    clock.steps(2)
+    for id in range(2, 2 + newcomers):
+        clock.add(add(id, [id, 1] * 128, max_tokens=2, streams=True))
+    clock.step()
+    assert least < clock.seconds[-1] < most
+    clock.steps(30)
+    assert clock.seconds[-1] < 0.01, "and shrinks when they have been answered"
+
+
+def test_the_gap_that_was_asked_for_does_not_grow() -> None:
+    clock = Clock(gap_ms=50)
+    clock.add(stream(1, max_tokens=500))
+    clock.steps(2)
+    clock.add_all(add(id, [id, 1] * 128, max_tokens=2, streams=True) for id in range(2, 34))
+    clock.steps(10)
+    assert max(clock.seconds[2:]) < 0.051
+
+
+def figures(count: int, gap_ms: float | None) -> tuple[float, float, float]:
+    """The tokens per second, the median first token and the 99th percentile of gaps, of so many clients that
+    send four requests each, one after the other."""
+    clock, sent = Clock(gap_ms=gap_ms), dict[int, float]()
+    begun = clock.now
+
+    def send() -> None:
+        id = len(sent) + 1
+        sent[id] = clock.now
+        clock.add(add(id, [1 + id % 40, 1 + id // 40] * 128, max_tokens=64, streams=True))
+
+    for _ in range(count):
+        send()
+    while clock.scheduler.live:
+        ended = set(clock.scheduler.live)
+        clock.step()
+        for _ in range(min(len(ended - clock.scheduler.live.keys()), 4 * count - len(sent))):
+            send()
+    times = {id: [at for at, _ in outputs] for id, outputs in clock.outputs.items()}
+    firsts = sorted(times[id][0] - at for id, at in sent.items())
+    gaps = sorted(after - at for each in times.values() for at, after in itertools.pairwise(each))
+    return 64 * len(sent) / (clock.now - begun), firsts[len(firsts) // 2], gaps[len(gaps) * 99 // 100]
+
+
+@pytest.mark.parametrize(("count", "most_gap"), [(8, 0.15), (32, 0.25)])
+def test_the_default_gap_costs_few_tokens_and_no_first_tokens(count: int, most_gap: float) -> None:
+    (tokens, first, gap), (fastest, its_first, _) = figures(count, None), figures(count, 0)
+    assert tokens > 0.95 * fastest
+    assert first < 1.5 * its_first
+    assert gap < most_gap
 
 
 def test_the_bound_ends_with_the_stream() -> None:
@@ -119,7 +175,7 @@ def test_the_bound_ends_with_the_stream() -> None:
 def test_texts_of_an_encoder_are_limited_and_none_is_cut() -> None:
     """The bound of an encoder's steps: it has no streams, but a model may have both one day."""
     clock = Clock(causal=False)
-    clock.scheduler.pace.readers = 1
+    clock.scheduler.pace.step_bound.readers = 1
     clock.add_all(texts(range(100, 140), length=400))
     for _ in range(40):
         clock.step()
@@ -171,7 +227,7 @@ def test_whoever_comes_beside_background_work_waits_for_short_steps() -> None:
         clock.step()
     assert clock.now - before < 0.1 and max(clock.seconds) < 0.034, "a step and a half fill the gap"
     clock.run()
-    assert not clock.scheduler.pace.background
+    assert not clock.scheduler.pace.step_bound.background
 
 
 def test_no_class_of_work_starves() -> None:

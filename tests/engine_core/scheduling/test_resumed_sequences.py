@@ -97,6 +97,6 @@ def test_its_times_begin_where_it_began() -> None:
 def test_a_step_that_others_see_counts_it_as_decoding() -> None:
     bench = Bench(config(), facts())
     bench.add(resumed(add(1, [1, 2], streams=True), 2))
-    assert (bench.scheduler.pace.decoding, bench.scheduler.pace.readers) == (1, 1)
+    assert (bench.scheduler.pace.decoding, bench.scheduler.pace.step_bound.readers) == (1, 1)
     bench.run()
-    assert (bench.scheduler.pace.decoding, bench.scheduler.pace.readers) == (0, 0)
+    assert (bench.scheduler.pace.decoding, bench.scheduler.pace.step_bound.readers) == (0, 0)

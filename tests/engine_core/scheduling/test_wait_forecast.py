@@ -97,10 +97,10 @@ def test_a_preempted_or_aborted_answer_is_counted_once() -> None:
     clock.step()
     scheduler = clock.scheduler
     scheduler.preempt(scheduler.running[-1])
-    assert scheduler.pace._backlog.answers(0.1) == 49 + 2 * 50  # pyright: ignore[reportPrivateUsage]
+    assert scheduler.pace.waits._backlog.answers(0.1) == 49 + 2 * 50  # pyright: ignore[reportPrivateUsage]
     scheduler.abort([(0, 2), (0, 3)], clock.now)
     clock.run()
-    assert scheduler.pace._backlog.answers(0.1) == 0  # pyright: ignore[reportPrivateUsage]
+    assert scheduler.pace.waits._backlog.answers(0.1) == 0  # pyright: ignore[reportPrivateUsage]
 
 
 def test_rates_tell_how_long_a_backlog_takes() -> None:

@@ -10,7 +10,6 @@ from scheduler_bench import Bench, add, config, pool
 from scripted_guesser import ScriptedGuesser, use
 
 from engine_core.engine_stats import GuessReport
-from engine_core.features.guesses.drafts import Drafts
 from engine_core.protocol import Add, Tokens
 from worker.protocol import Pooling, Sampling, StepOutput, TokenLogprobs
 from worker.worker_facts import WorkerFacts, blocks_held
@@ -126,7 +125,7 @@ def test_guesses_stay_within_rows_and_budget(guessing: MakeBench) -> None:
 
 def test_a_reader_waits_no_longer_for_guesses_than_it_may(guessing: MakeBench) -> None:
     bench = guessing(max_token_gap_ms=1.0)
-    bench.scheduler.pace.line._seconds = [9e-4, 1e-4, 0.0, 0.0, 1e-4, 1e-4, 1e-4, 1e-4]  # pyright: ignore[reportPrivateUsage]
+    bench.scheduler.pace.step_time._seconds = [9e-4, 1e-4, 0.0, 1e-4, 1e-4]  # pyright: ignore[reportPrivateUsage]
     bench.add(add(1, [5, 7], max_tokens=8, streams=True))
     rows = bench.all_rows()
     assert max(map(sum, rows)) <= 3, "guesses are cut to the time that is left"
@@ -197,16 +196,6 @@ def test_logprobs_come_with_each_token(guessing: MakeBench) -> None:
         assert [entry.ids for entry in last.logprobs] == [[token] for token in last.tokens]
         assert len(last.tokens) == (3 if stops else 7)
         bench.abort((0, id))
-
-
-def test_steps_are_learned_from_that_only_decode(guessing: MakeBench) -> None:
-    bench = guessing()
-    bench.add(add(1, [5, 7], max_tokens=9))
-    bench.run()
-    guesser = bench.find(Drafts)._guesser  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(guesser, ScriptedGuesser)
-    # Positions 2 to 8, each of which reads itself and those before it, then the last of nine tokens.
-    assert guesser.learned == [(7, sum(range(3, 10))), (1, 10)]
 
 
 def test_blocks_are_published_of_what_holds_only(guessing: MakeBench) -> None:

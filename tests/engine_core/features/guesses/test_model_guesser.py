@@ -9,18 +9,18 @@ from scheduler_bench import Bench, add, config
 
 from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.guess_options import GuessOptions
-from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import blocks_held
 
 
 def guesser(most: int = 8, step: float = 0.01, row: float = 0.0, each: float = 0.0) -> ModelGuesser:
     """A guesser that has learned what a step and a row take, and a guess for up to 8 sequences."""
-    line = CostLine([(1, step), (16, step + 16 * row)])
+    line = StepTime([(1, step), (16, step + 16 * row)])
     made = ModelGuesser(
         GuessOptions(method="draft_model", most=most), replace(facts(most_rows=64), drafts=64), line
     )
     for rows in (1, 2, 4, 8, 16, 32, 64) * 20:
-        made.learn(rows, 0, step + rows * row)
+        line.learn([1.0, rows, 0.0, rows, 0.0], step + rows * row, fills=False)
     for count in (1, 2, 4, 8):
         made.learn_proposing([1] * count, each)
     return made
