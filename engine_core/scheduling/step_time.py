@@ -9,8 +9,8 @@ The line is the least-squares fit to some steps that are remembered: the latest 
 the last one, which counts less. So the line follows the work and the machine, and what was learned of long
 prompts is still known after an hour of single tokens. Each step counts by its relative error, and an error as
 three times the usual one at most: a step during which something else had the processor moves the line little,
-while a machine that has become slower is followed as soon as most of the latest steps say so. No term is ever
-below nothing, which is why terms are fitted in turn, each to what the others leave.
+while a machine that has become slower is followed as soon as most of the latest steps say so. What steps do
+not tell, because they are all alike, stays as it was in the line before: a term counts as a step of its own.
 
 `StepTime` knows no clock: whoever runs steps hands in how long each one took.
 """
@@ -37,12 +37,13 @@ _LEAST = 1e-3
 """The least seconds of a term, as a multiple of the first guess."""
 
 _MOST_LATEST, _MOST_SIZES = 64, 64
-_OF_SIZE, _OF_GUESS = 0.3, 0.01
-"""What the last step of a size and the first guess of a term are multiplied by: their errors count by the
-square of it, and those of the latest steps by 1."""
+_OF_SIZE, _OF_LINE = 0.3, 0.3
+"""What the error of the last step of a size is multiplied by, where that of each of the latest steps counts
+once, and the error by which a term differs from the line before."""
 _SWEEPS = 4
-_EVERY = 16
-"""The line is fitted anew after so many steps, and after each of the first ones."""
+_EVERY = 32
+"""The line is fitted anew after so many steps, after each of the first ones, and after each whose error is too
+large to count."""
 _FIRST_ERROR, _LEAST_ERROR, _ERROR_RATE = 1.0, 0.1, 0.1
 """The first and the least usual error (of a logarithm), and what the newest step counts in it."""
 _USUAL_TIMES = 3.0
@@ -66,11 +67,6 @@ class StepTime:
         self._seconds = [step, *(token * multiple for multiple in _OF_TOKEN[TOKEN:])]
         """The seconds of each term."""
         self._least = [seconds * _LEAST for seconds in self._seconds]
-        self._guesses: list[_Landed] = [
-            ([float(term == other) for other in _TERMS], seconds, _OF_GUESS)
-            for term, seconds in enumerate(self._seconds)
-        ]
-        """The first guess, as steps of one term each."""
         self._latest: deque[_Landed] = deque(maxlen=_MOST_LATEST)
         self._last: dict[tuple[int, ...], _Landed] = {}
         """The last step of each size, by the bits of its amounts."""
@@ -122,8 +118,8 @@ class StepTime:
         expected = sum(map(mul, self._seconds, work))
         if expected <= 0 or seconds <= 0:
             return
-        error = min(abs(log(seconds / expected)), self._most_error)
-        self._usual_error += _ERROR_RATE * (error - self._usual_error)
+        error, most = abs(log(seconds / expected)), self._most_error
+        self._usual_error += _ERROR_RATE * (min(error, most) - self._usual_error)
         self._landed += 1
         self._latest.append((work, seconds, 1.0))
         size = tuple([int(amount).bit_length() for amount in work])
@@ -131,7 +127,7 @@ class StepTime:
         self._last[size] = work, seconds, _OF_SIZE
         if len(self._last) > _MOST_SIZES:
             del self._last[next(iter(self._last))]
-        if self._landed <= _EVERY or self._landed % _EVERY == 0:
+        if self._landed <= _EVERY or self._landed % _EVERY == 0 or error > most:
             self._fit()
         if fills:
             self._learn_margin(seconds / expected)
@@ -144,13 +140,16 @@ class StepTime:
     def _fit(self) -> None:
         """Set the whole line, and then each term while the others stay, to what fits best."""
         line, most, errors = self._seconds, exp(self._most_error), list[list[float]]()
-        for work, seconds, weight in (*self._latest, *self._last.values(), *self._guesses):
+        for work, seconds, weight in (*self._latest, *self._last.values()):
             expected = sum(map(mul, line, work))
             scale = weight / expected
             counted = min(most, max(1 / most, seconds / expected))
             errors.append([*(amount * scale for amount in work), counted * weight])
         columns = list(zip(*errors, strict=True))
-        products = [[sum(map(mul, one, other)) for other in columns] for one in columns[:-1]]
+        products = [[float(sum(map(mul, one, other))) for other in columns] for one in columns[:-1]]
+        for term, seconds in enumerate(line):
+            products[term][term] += (_OF_LINE / seconds) ** 2
+            products[term][-1] += _OF_LINE**2 / seconds
         line[:] = map(max, _solved(products), self._least)
         for _ in range(_SWEEPS):  # where a term would be below its least, others give way
             for term, (*row, takes) in enumerate(products):

@@ -51,7 +51,7 @@ def error_of_most(step_time: StepTime) -> float:
 
 @pytest.mark.parametrize("guess", [1e-3, 1e-2, 1e-1])
 def test_it_finds_what_terms_take_within_a_hundred_steps_whatever_the_first_guess(guess: float) -> None:
-    assert error_of_most(learned(guess, 100)) < 0.02
+    assert error_of_most(learned(guess, 100)) < 0.05
 
 
 def test_steps_that_take_ten_times_as_long_now_and_then_move_it_little() -> None:
