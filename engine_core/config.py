@@ -152,7 +152,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
     planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
     or four times what the rows that decode take if that is longer, and up to 250 while prompts wait for
-    their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have 512 tokens at most while nobody streams, if the model generates."""
+    their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have 512 tokens at most while nobody
+    streams, if the model generates."""
     enable_logging_iteration_details: Annotated[bool, Doc(SCHEDULER)] = False
     """Log of each step what it held, how long it was expected to take, and took."""
     max_num_encoder_input_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None

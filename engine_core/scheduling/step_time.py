@@ -42,8 +42,8 @@ _OF_SIZE, _OF_LINE = 0.3, 0.3
 once, and the error by which a term differs from the line before."""
 _SWEEPS = 4
 _EVERY = 32
-"""The line is fitted anew after so many steps, after each of the first ones, and after each whose error is too
-large to count."""
+"""The line is fitted anew after so many steps, after each of the first ones, and after any with an error that
+is too large to count."""
 _FIRST_ERROR, _LEAST_ERROR, _ERROR_RATE = 1.0, 0.1, 0.1
 """The first and the least usual error (of a logarithm), and what the newest step counts in it."""
 _USUAL_TIMES = 3.0

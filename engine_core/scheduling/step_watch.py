@@ -16,7 +16,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from engine_core.scheduling.step_cost import StepTimes
+from engine_core.scheduling.step_builder import PlannedStep
 from worker.host.threads import CoreWaits, stack_of
 
 TIMES = 5
@@ -98,8 +98,8 @@ class StepWatch:
         for name, way, method, most in _PARTS:
             owner = attrgetter(way)(self._loop) if way else self._loop
             self._wrap(owner, method, lambda call, name=name, most=most: self._measured(call, name, most))
-        times: StepTimes = attrgetter("_engine._times")(self._loop)
-        self._wrap(times, "learn", lambda learn: self._judged(learn, times))
+        landed = attrgetter("_engine._scheduler.counters.landed")(self._loop)
+        self._wrap(landed, "count", self._judged)
 
     def _wrap(self, owner: object, method: str, wrapped: Callable[[_Method], _Method]) -> None:
         call = getattr(owner, method)
@@ -136,22 +136,22 @@ class StepWatch:
             own = max(computed - part.inner_computed, own - (self._core_waits.update() - part.waits))
         _judge(part.name, own, part.most, part.stack)
 
-    def _judged(self, learn: _Method, times: StepTimes) -> _Method:
-        """Judge each step of the worker by what is known of such steps, before that is learned from it.
+    def _judged(self, count: _Method) -> _Method:
+        """Judge each step of the worker that has landed by the time that was expected when it was planned.
 
         It has taken as long as the engine's thread has waited: what that thread did instead is judged itself.
         """
 
-        def judge_and_learn(tokens: int, expected: float, seconds: float) -> None:
+        def judge_and_count(planned: PlannedStep, seconds: float) -> None:
             waited = self._waited + sum(time.monotonic() - part.began for part in self._open[-1:])
-            own, most = min(seconds, waited), TIMES * max(EXPECTED_SECONDS, times.usual(tokens, expected))
+            own, most = min(seconds, waited), TIMES * max(EXPECTED_SECONDS, planned.expected)
             if own > most:
                 own -= self._core_waits.update() - self._landed_waits
             _judge("worker", own, most)
             self._waited, self._landed_waits = 0.0, self._core_waits.seconds
-            learn(tokens, expected, seconds)
+            count(planned, seconds)
 
-        return judge_and_learn
+        return judge_and_count
 
     def _look_for_ever(self) -> None:
         """Take, in a thread, the stack of each part that is late."""

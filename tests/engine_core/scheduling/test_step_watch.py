@@ -88,17 +88,17 @@ def test_quick_steps_are_not_named(loop: EngineLoop, caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-@pytest.mark.parametrize("usual", [0.0, SLOW])
-def test_a_step_of_the_worker_is_judged_by_what_is_usual(
-    loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, usual: float
+@pytest.mark.parametrize("expected", [1e-3, SLOW])
+def test_a_step_of_the_worker_is_judged_by_what_was_expected(
+    loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, expected: float
 ) -> None:
     engine = loop._engine
-    monkeypatch.setattr(engine._times, "usual", lambda tokens, expected: usual)
+    engine._scheduler.pace.step_time._seconds[0] = expected
     monkeypatch.setattr(Landed, "result", Landed.result)  # that is there again after this test
     hold_up(Landed, "result")
     StepWatch(loop)
     run_one(engine)
-    assert set(named(caplog)) == (set() if usual else {"worker"})
+    assert set(named(caplog)) == (set() if expected == SLOW else {"worker"})
 
 
 def test_what_waits_is_not_named_while_cores_are_lacking(
