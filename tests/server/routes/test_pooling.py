@@ -97,3 +97,12 @@ async def test_labels(client: httpx.AsyncClient, frontend: FakeFrontend) -> None
     answer = await post(client, CLASSIFY, messages=[{"role": "user", "content": "a"}], softmax=False)
     assert answer["data"][0]["label"] is None
     assert frontend.pooled[-1][0][0].params.use_activation is False
+
+
+async def test_labels_of_a_request_are_for_models_that_compare(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    labels = ("joy", "anger")
+    frontend.serve("classify", pooling=PoolingConfig(num_labels=len(labels), labels=labels))
+    told = (await refusal(client, "/classify", input="x", labels=["a"]))["message"]
+    assert "such as CLIP; this one has labels of its own: joy, anger" in told
