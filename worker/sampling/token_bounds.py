@@ -45,21 +45,6 @@ class BoundsReader:
             raise ValueError(f"step {number} got no bounds: those of step {told.number} came")
         return told
 
-    def writer(
-        self, number: int, bound: Mapping[int, Sequence[int]], following: NextBounds, forbid: Forbid
-    ) -> Callable[[Tensor], None]:
-        """A function that waits for the bounds of a step and writes them into its logits [R, V].
-
-        `bound`: slot -> the rows that are bound. `following` waits for the next bounds.
-        """
-
-        def write(logits: Tensor) -> None:
-            bits = row_bits(self.read(number, following), bound, logits.shape[1])
-            if bits is not None:
-                forbid(logits, bits)
-
-        return write
-
 
 @dataclass(frozen=True, slots=True)
 class RowBits:
