@@ -33,8 +33,8 @@ from engine_core.guess_options import GuessOptions
 from engine_core.protocol import Add, Tokens
 from models.checkpoint.hub import DEMO
 from server.options.option_table import assemble
+from worker.features.states import guessed_states
 from worker.protocol import Sampling, SeqStep, StepInput, StepOutput
-from worker.steps import guessed_states
 
 Text = tuple[list[int], list[int]]
 """A prompt, and its answer."""
