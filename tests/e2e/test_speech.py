@@ -102,18 +102,18 @@ def test_words_have_times_within_their_segments(served: Served) -> None:
 
 
 def test_openais_client(served: Served) -> None:
-    client = openai.OpenAI(api_key="none", base_url=f"{served.server.url}/v1")
-    create = client.audio.transcriptions.create
-    for name in ("m4a", "webm", "opus", "mp3", "flac"):
-        answer = create(file=(name, written(noise(2.0), name)), model="", temperature=0.5)
-        assert isinstance(answer.text, str)
-    events: list[Any] = [
-        *create(file=("a.wav", written(LONG)), model="", stream=True, temperature=0.2, language="en")
-    ]
-    assert events[-1].type == "transcript.text.done"
-    assert "".join(event.delta for event in events[:-1]) == events[-1].text
-    with pytest.raises(openai.BadRequestError, match="audio/transcriptions"):
-        client.chat.completions.create(model="", messages=[{"role": "user", "content": "a"}])
+    with openai.OpenAI(api_key="none", base_url=f"{served.server.url}/v1") as client:
+        create = client.audio.transcriptions.create
+        for name in ("m4a", "webm", "opus", "mp3", "flac"):
+            answer = create(file=(name, written(noise(2.0), name)), model="", temperature=0.5)
+            assert isinstance(answer.text, str)
+        events: list[Any] = [
+            *create(file=("a.wav", written(LONG)), model="", stream=True, temperature=0.2, language="en")
+        ]
+        assert events[-1].type == "transcript.text.done"
+        assert "".join(event.delta for event in events[:-1]) == events[-1].text
+        with pytest.raises(openai.BadRequestError, match="audio/transcriptions"):
+            client.chat.completions.create(model="", messages=[{"role": "user", "content": "a"}])
 
 
 def test_a_hostile_file_harms_nobody(served: Served) -> None:

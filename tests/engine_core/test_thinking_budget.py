@@ -100,9 +100,6 @@ def test_only_the_last_steps_before_it_is_spent_are_bound(steps_ahead: int) -> N
 @pytest.mark.parametrize(
     ("thinking", "words"),
     [
-        (Thinking(-1, (1,)), "must be 0 or more"),
-        (Thinking(1, ()), "is empty"),
-        (Thinking(1, (1,), opens=((),)), "is empty"),
         (Thinking(1, (VOCAB,)), "outside of the vocabulary"),
         (Thinking(1, (1,), ends=((-1,),)), "outside of the vocabulary"),
     ],

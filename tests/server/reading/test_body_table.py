@@ -13,6 +13,7 @@ WITHOUT_TEXTS = {
     *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/audio/transcriptions", "/v1/audio/translations"),  # forms
+    *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
     "/index_check",  # whose few texts are read in several ways
 }
 
@@ -31,7 +32,7 @@ def test_names_are_unique() -> None:
 @pytest.mark.parametrize("path", BY_PATH)
 def test_longest_bodies(path: str) -> None:
     one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-    one += ("/generate", "/api/chat", "/api/generate")
+    one += ("/api/chat", "/api/generate")
     texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize")
     assert BY_PATH[path].most_bytes == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
@@ -72,7 +73,6 @@ SHORT = {
     "similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     "score": {"queries": "a", "items": ["b"], "instruction": "c"},
     "rerank": {"query": "a", "documents": ["b"], "top_n": 1},
-    "generate": {"inputs": "a", "parameters": {"stop": ["x"], "top_k": 3}},
     "ollama_chat": {
         "model": "tiny",
         "messages": [{"role": "user", "content": "a"}],

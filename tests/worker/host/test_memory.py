@@ -21,7 +21,6 @@ from models.weight_pieces import Cut
 from worker.cache.kv_cache import Cache, CacheSize
 from worker.host import memory
 from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
-from worker.protocol import EncodeSource, StepInput
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 BLOCKS, SHARE = 64, 1 << 20  # bytes of a block in each part
@@ -192,20 +191,6 @@ def test_the_spare_block_and_steps_without_new_ones_ask_for_nothing() -> None:
     wait_for(part, range(BLOCKS // 8))
     assert not set(made_blocks(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
     toucher.close()
-
-
-@on_linux
-def test_a_cache_keeps_ahead_of_the_blocks_of_sources_too() -> None:
-    own, of_sources = untouched(), untouched()
-    size, touchers = CacheSize(BLOCKS, SHARE, 64), [PageToucher([part], BLOCKS) for part in (own, of_sources)]
-    cache = Cache(size, page_toucher=touchers[0], source_blocks=BLOCKS, source_toucher=touchers[1])
-    source = EncodeSource(tokens=[5], features=None, length=1, blocks=[BLOCKS // 2])
-    cache.follow(StepInput(number=1, new=[], seqs=[], sources=[source]))
-    wait_for(of_sources, range(BLOCKS // 2 + BLOCKS // 8))
-    assert made_blocks(own) == []
-    cache.begin()
-    wait_for(own, range(BLOCKS // 8))
-    cache.close()
 
 
 def resident(path: Path) -> int:

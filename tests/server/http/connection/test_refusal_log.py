@@ -20,5 +20,8 @@ def test_a_crowd_of_refusals_makes_few_lines(caplog: pytest.LogCaptureFixture) -
         assert caplog.messages[MOST_LINES:] == ["440 more connections ended with refusals within a second"]
         log.tell(None, 400, "malformed")
         clock.advance(2)
-    assert caplog.messages[MOST_LINES + 1 :] == [":0 - connection ended; 400: malformed"]
+    [last] = caplog.messages[
+        MOST_LINES + 1 :
+    ]  # a filter of the server's logs may name a socket without address
+    assert last.endswith(":0 - connection ended; 400: malformed")
     assert clock.timers == []
