@@ -133,9 +133,10 @@ class Engine:
         """The time by which `step` must be called, though no step is done and no request has come."""
         plan = self._scheduler.pace.plan_at
         late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
-        times = [next_time() for next_time in self._scheduler.hooks.next_time]
-        times += [plan if late else None, self._intake.next_look]
-        return min((at for at in times if at is not None), default=None)
+        times = [plan if late else None, self._intake.next_look]
+        for next_time in self._scheduler.hooks.next_time:
+            times.append(next_time())
+        return min([at for at in times if at is not None], default=None)
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""

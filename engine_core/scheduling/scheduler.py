@@ -171,7 +171,11 @@ class Scheduler:
         alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
         if in_flight >= (1 if alone else config.depth):
             return False
-        return not in_flight or not any(waits() for waits in self.hooks.waits_for_landing)
+        if in_flight:
+            for waits_for_landing in self.hooks.waits_for_landing:
+                if waits_for_landing():
+                    return False
+        return True
 
     @property
     def may_admit(self) -> bool:
@@ -182,11 +186,13 @@ class Scheduler:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         self.cache.begin_step()
         step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks)
-        if all(may_begin(now) for may_begin in self.hooks.may_begin):
-            if self.only is None:
-                self._plan(step, now)
-            else:
-                self._plan_only(self.only, step, now)
+        for may_begin in self.hooks.may_begin:
+            if not may_begin(now):
+                return None
+        if self.only is None:
+            self._plan(step, now)
+        else:
+            self._plan_only(self.only, step, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
