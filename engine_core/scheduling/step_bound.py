@@ -63,7 +63,7 @@ class StepBound:
             return max(gap - decoding, least)
         if not self._is_brief:
             return inf
-        left = step_time.tokens(_ENOUGH_TOKENS, 0)
+        left = max(step_time.tokens(_ENOUGH_TOKENS, 0), step_time.step)
         if newcomers > step_time.tokens(1, 0):
             # Texts that share the step make first tokens later: they get what is left of a gap.
             left = min(left, max(_PROMPTS_SHARE * newcomers, self._gap(decoding, 0.0) - decoding))
