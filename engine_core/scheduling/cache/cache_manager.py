@@ -212,10 +212,6 @@ class CacheManager:
             for name, block in self._column(seq, tables, index)
         ]
 
-    def published_names(self, seq: Sequence) -> list[list[bytes]]:
-        """For each leading block of a running sequence that is published, the names in all groups."""
-        return [[name for name, _ in self._column(seq, seq.tables, index)] for index in range(seq.published)]
-
     def _column(self, seq: Sequence, tables: Tables, index: int) -> list[tuple[bytes, int]]:
         """The names and numbers of the blocks of this index, of all groups that have one."""
         hash = seq.block_hash(index, self._facts.block_size)
