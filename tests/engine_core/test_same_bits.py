@@ -32,13 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize(("first", "preempted"), [(0, 0), (1, 1)])
-def test_random_schedules(folder: Path, first: int, preempted: int) -> None:
-    """`preempted`: how many sequences are preempted at least: few schedules have a cache so small."""
+@pytest.mark.parametrize(("numbers", "preempted"), [((0, 1, 4, 8, 9, 14), 0), ((2, 3, 6, 7, 10, 11), 1)])
+def test_random_schedules(folder: Path, numbers: tuple[int, ...], preempted: int) -> None:
+    """`preempted`: how many sequences are preempted at least: few schedules have a cache so small.
+
+    Of each set one (14, 6) bounds no step's time, so it has guesses however slow the machine is.
+    """
     prover = Prover(folder, conversations=FEW)
-    for number in range(2 * first, 12, 4):
+    for number in numbers:
         prover.run(number)
-        prover.run(number + 1)
     tally = prover.tally
     assert tally.differences == []
     assert tally.results > 50 and tally.preemptions >= preempted and tally.cached > 0

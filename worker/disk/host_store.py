@@ -174,6 +174,7 @@ class HostStore:
                 self._written += len(taken)
         if mark is None:
             self._rests.set()
+            self._tell(None)
         else:
             slots = {name: slot for name, (_, slot) in taken.items()}
             self._under_way.put((mark, partial(self._tell_saved, slots)))

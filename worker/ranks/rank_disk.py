@@ -29,7 +29,7 @@ class RankDisk:
         self._writes = 0
         self._told: set[bytes] = set()
         self._told_version = -1
-        self._telling = threading.Lock()
+        self._telling = threading.RLock()
         store.tell_blocks(self._tell)
         self._tell()
 
@@ -41,8 +41,9 @@ class RankDisk:
             return
         match order.task:
             case "write":
-                self._writes += 1
-                self._store.write(order.names, order.blocks)
+                with self._telling:  # else a thread tells that it is written before it has begun
+                    self._writes += 1
+                    self._store.write(order.names, order.blocks)
             case "read":
                 read = BlockRead(order.names, order.blocks)
                 with self._telling:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -140,6 +141,28 @@ def test_a_read_that_is_given_up_brings_nothing_more(open_ranks: Callable[[int],
     before = [memory.copy() for memory in second.memories]
     time.sleep(0.05)
     assert all(np.array_equal(*each) for each in zip(before, second.memories, strict=True))
+
+
+def test_a_rank_tells_that_it_has_written_when_it_has(tmp_path: Path) -> None:
+    """A thread that tells something else while a write begins does not say that the write is over."""
+
+    class TellsWhileCopying(BlockPieces):
+        def copy(self, block: int, into: np.ndarray) -> None:
+            other = Thread(target=store._tell, args=(None,))
+            other.start()
+            other.join(0.1)
+            super().copy(block, into)
+
+    told: list[tuple[int, int]] = []
+    store = BlockStore(
+        BlockFolder(tmp_path, "one", 1 << 30), TellsWhileCopying([np.zeros((BLOCKS, 64), np.uint8)])
+    )
+    rank = RankDisk(store, lambda news: told.append((news.written, len([*tmp_path.glob("*/*/*.blocks")]))))
+    rank.obey(DiskOrder("write", "blocks", 0, NAMES[:1], [0]))
+    while told[-1][0] != 1:
+        time.sleep(0.001)
+    store.close()
+    assert all(files == 1 for written, files in told if written == 1)
 
 
 def test_ranks_that_keep_blocks_in_memory_have_the_same_ones() -> None:
