@@ -29,9 +29,11 @@ SIZES: dict[str, Any] = {
     "max_model_len": 80,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 16,
+    "max_token_gap_ms": 0.0,
     "cpu_threads": 1,
 }
-"""Options of small engines, in which prompts are cut and sequences are preempted."""
+"""Options of small engines, in which prompts are cut and sequences are preempted. No step is bound in
+time, or a slow machine would leave no room for guesses."""
 
 
 @dataclass
