@@ -30,10 +30,11 @@ REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
 class Checkout:
     """The server of one checkout."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        port = free_port()
+    def __init__(self, folder: Path, model: str, *more: str) -> None:
+        """`more`: further options of the server."""
+        self.port = port = free_port()
         start = "import sys; from server.main import main; sys.exit(main())"
-        options = ["--port", str(port), "--served-model-name", "m"]
+        options = ["--port", str(port), "--served-model-name", "m", *more]
         self._process = subprocess.Popen(
             [sys.executable, "-c", start, "serve", model, *options],
             cwd=folder,
