@@ -59,7 +59,6 @@ def lengths(server: FakeServer) -> Counter[tuple[int, int]]:
     return Counter((len(one["prompt"]), one["max_tokens"]) for one in asked)
 
 
-@pytest.mark.slow
 async def test_streams_beside_embeddings_and_a_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,6 @@ def test_medians_leave_out_what_nobody_measured() -> None:
     assert startup.medians(starts) == startup.Start(None, 3, 4, 5)
 
 
-@pytest.mark.slow
 def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
     start = startup.measure("demo", ["--cpu-threads", "1"])
     assert isinstance(start, startup.Start)
@@ -52,7 +51,6 @@ def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
     assert 0 < start.live <= start.ready <= start.first
 
 
-@pytest.mark.slow
 def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
     """The offline benchmark runs in a process of its own, because it changes which kernels that process uses.
 

@@ -80,7 +80,6 @@ def misfortune(world: World, rnd: random.Random, aborted: set[int]) -> None:
     world.seen[kind] += 1
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(4))
 async def test_whatever_happens_every_answer_is_right(
     model: Path, part: int, monkeypatch: pytest.MonkeyPatch

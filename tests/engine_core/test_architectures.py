@@ -62,7 +62,6 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return hf_greedy(checkpoint, prompts(), OUTPUT)
 
 
-@pytest.mark.turns(14)
 def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
     sizes = {"max_num_seqs": 64, "max_token_gap_ms": 0}  # a step may hold all
     texts, logprobs, engine = generate(checkpoint, prompts() * 4, **sizes)
@@ -83,7 +82,6 @@ def number_of(checkpoint: Path) -> int:
     return ARCHITECTURES.index(architecture)
 
 
-@pytest.mark.turns(14)
 def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]]) -> None:
     budget = (1, 7)[number_of(checkpoint) % 2]
     texts, _, engine = generate(checkpoint, prompts(), max_num_batched_tokens=budget, max_num_seqs=budget)
@@ -91,7 +89,6 @@ def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]]) -> 
     assert engine.stats().prefix_hits > 0
 
 
-@pytest.mark.turns(14)
 def test_preemption(checkpoint: Path, expected: list[list[int]]) -> None:
     tight = {"num_gpu_blocks_override": 30, "max_num_seqs": 16, "steps_ahead": number_of(checkpoint) % 3}
     texts, _, engine = generate(checkpoint, prompts(), enable_prefix_caching=False, **tight)
@@ -119,7 +116,6 @@ def test_a_refusal_comes_before_fields_that_are_missing(
         Engine.start(engine_config(tmp_path, load_format="dummy"), lambda _: None)
 
 
-@pytest.mark.turns(14)
 def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:
     """The tests above would miss a change of early tokens if it did not show at the end."""
     first = hf_logits(checkpoint, [7, *SHARED[:4]])[-1]

@@ -57,7 +57,6 @@ def compare(
         return drafted, engine.stats()
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_it_guesses_what_is_published(
@@ -87,7 +86,6 @@ BEHIND = ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"]
 BESIDE = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
 
 
-@pytest.mark.turns(10)
 @pytest.mark.parametrize("architecture", [*BEHIND, *BESIDE])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ranks: Ranks) -> None:
@@ -105,7 +103,6 @@ def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ran
     assert not wrong
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
 def test_other_number_types(options: dict[str, Any], target: Path, heads: dict[str, Path]) -> None:
     asked = requests(Random(3), temperature=1.1, seed=4)

@@ -55,7 +55,6 @@ def compare(
     return drafted, stats
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_writes_what_it_writes_alone(name: str, target: Path, tmp_path: Path) -> None:
     """Its guesses are those of transformers' model, behind chunks, shared prefixes and preemptions."""
@@ -83,7 +82,6 @@ def test_drawn_answers(drawn: bool, target: Path, same: Path) -> None:
     assert (sum(stats.guesses.held) == stats.guesses.guessed) == drawn
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("whole", [False, True], ids=["divided", "whole"])
 def test_two_ranks(whole: bool, target: Path, same: Path, ranks: Ranks) -> None:
     drafting = {"draft_tensor_parallel_size": 1} if whole else {}

@@ -12,8 +12,6 @@ from engine_core.engine_processes import EngineProcess
 from engine_core.restarts import NoWatcher, keep_engines
 from worker.protocol import Sampling
 
-pytestmark = pytest.mark.slow(3)
-
 
 async def test_stop_leaves_no_folder(start: Start) -> None:
     engines, _ = await start()

@@ -72,7 +72,6 @@ def test_one_that_comes_to_fifteen_that_run_is_found_at_once(model: Path) -> Non
         assert text(told[id]) == reference([id + 1, 7], 20)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_breaks_all_others_are_right(model: Path, seed: int) -> None:
     rnd = random.Random(seed)

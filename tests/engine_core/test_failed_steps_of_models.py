@@ -54,7 +54,6 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return failed
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("number", range(3))
 def test_the_bits_of_all_others_are_the_same(tmp_path: Path, poison: list[int], number: int) -> None:
     subject, rnd = SUBJECTS[number], random.Random(number)

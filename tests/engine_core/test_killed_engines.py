@@ -10,8 +10,6 @@ from engine_core.protocol import Failed
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Sampling
 
-pytestmark = pytest.mark.slow(2)
-
 
 async def test_answers_go_on_where_a_killed_engine_stopped(keep: Keep) -> None:
     engines, client, ends = await keep(max_num_seqs=4)
@@ -27,7 +25,6 @@ async def test_answers_go_on_where_a_killed_engine_stopped(keep: Keep) -> None:
         assert n in (0, 7) or len(rest) == 100
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize(("fault", "replicas"), [(KILLS_PROCESS, 1), (KILLS_PROCESS, 2), (HANGS_STEP, 1)])
 async def test_one_that_kills_or_hangs_is_found_in_three_restarts(
     keep: Keep, monkeypatch: pytest.MonkeyPatch, fault: int, replicas: int

@@ -158,7 +158,6 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
     return Llava(tmp_path_factory.mktemp("llava"))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("options", "room"),
     [

@@ -30,8 +30,6 @@ from engine_core.wire.transport import ServerEnd
 from models import plugins
 from worker.protocol import Pooling, Sampling
 
-pytestmark = pytest.mark.slow(2)
-
 # Nothing goes wrong.
 
 

@@ -31,7 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("same-bits")
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("numbers", "preempted"), [((0, 1, 4, 8, 9, 14), 0), ((2, 3, 6, 7, 10, 11), 1)])
 def test_random_schedules(folder: Path, numbers: tuple[int, ...], preempted: int) -> None:
     """`preempted`: how many sequences are preempted at least: few schedules have a cache so small.
@@ -47,7 +46,6 @@ def test_random_schedules(folder: Path, numbers: tuple[int, ...], preempted: int
     assert tally.held > 0
 
 
-@pytest.mark.turns(28)
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
@@ -57,7 +55,6 @@ def test_other_decoders(folder: Path, subject: Subject) -> None:
     assert prover.tally.results > 15
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("number", "layout"),
     [
@@ -75,7 +72,6 @@ def test_schedules_on_several_ranks(folder: Path, ranks: Ranks, number: int, lay
     assert prover.tally.differences == []
 
 
-@pytest.mark.slow
 def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants the least error where only texts that are not computed in one step would show it."""
     read = HiddenStore.read
@@ -94,7 +90,6 @@ def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPa
     assert prover.tally.differences[0].startswith("schedule ")
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:
@@ -119,7 +114,6 @@ def test_the_first_schedules_have_every_family_and_type() -> None:
     assert {"float32", "bfloat16"} == {dtype for _, dtype in first}
 
 
-@pytest.mark.slow
 def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
     prover = Prover(folder, conversations=FEW)
     prover.run(0)
@@ -133,7 +127,6 @@ def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
 # Engines that end: `python tests/bench/same_bits.py --ends` makes as many runs as one likes.
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("first", [0, 1])
 async def test_results_are_the_same_bits_wherever_engines_end(tmp_path: Path, first: int) -> None:
     prover = CutProver(tmp_path, requests=8)

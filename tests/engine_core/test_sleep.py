@@ -3,15 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import pytest
 from fake_worker import reference
 from started_engines import Start, collect, first, soon, text
 
 from engine_core.client.client import EngineClient
 from engine_core.protocol import Failed, Tokens
 from worker.protocol import Sampling
-
-pytestmark = pytest.mark.slow(2)
 
 
 async def answer(client: EngineClient, token: int) -> list[Tokens | Failed]:

@@ -219,7 +219,6 @@ def test_heads_that_are_not_named_are_those_of_later_layers(whisper: tuple[Path,
         path.write_text(named)
 
 
-@pytest.mark.slow
 def test_two_ranks_give_the_bits_of_one(whisper: tuple[Path, Any]) -> None:
     folder, _ = whisper
     texts = [asked(id) for id in range(3)]

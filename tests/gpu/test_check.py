@@ -219,7 +219,6 @@ def test_all_takes_less_than_ten_minutes() -> None:
     assert sum(section.seconds for section in SECTIONS.values() if section.quick) <= 250
 
 
-@pytest.mark.slow
 def test_without_a_card_it_says_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -39,7 +39,6 @@ from worker.devices.cpu import Cpu
 from worker.protocol import Sampling
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(DEVICE.type != "cpu", reason="`make gpu-check` runs these sections on a card"),
 ]
 
@@ -302,7 +301,6 @@ def test_server(tmp_path: Path) -> None:
     assert "0.6B served, 256 clients, first token" in told.names
 
 
-@pytest.mark.slow(3)
 def test_several_models(tmp_path: Path) -> None:
     told = run("models", tmp_path)
     check_results(told)

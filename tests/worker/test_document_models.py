@@ -112,7 +112,6 @@ def as_in_transformers(name: str) -> str:
     return name
 
 
-@pytest.mark.slow(14)
 def test_version_2_gives_what_transformers_gives(tmp_path: Path) -> None:
     encoder = {
         "hidden_size": 32,

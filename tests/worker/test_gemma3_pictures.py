@@ -68,7 +68,6 @@ def test_tokens_of_a_picture_see_later_ones(gemma: Gemma3) -> None:
     assert other.logprobs != pytest.approx(gemma.answers[2].logprobs, abs=1e-3)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
 def test_ranks_give_the_tokens_of_one(gemma: Gemma3, layout: Layout, ranks: Ranks) -> None:
     config = worker_config(folder=str(gemma.folder), model=read_config(gemma.folder), **SIZES)

@@ -146,7 +146,6 @@ def gemma(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Gemma4(folder, SMALL, {"use_clipped_linears": True})
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_prompts_with_pictures_get_the_tokens_of_transformers(gemma: Gemma4, chunk: int) -> None:
     runner = open_runner(gemma.folder, **SIZES)
@@ -155,7 +154,6 @@ def test_prompts_with_pictures_get_the_tokens_of_transformers(gemma: Gemma4, chu
     assert_answers(engine.run(gemma.asked, OUTPUT, ahead=chunk % 2), gemma.answers)
 
 
-@pytest.mark.turns(6)
 def test_stages_give_the_tokens_of_one(gemma: Gemma4, ranks: Ranks) -> None:
     """What tokens' vectors for layers are made of goes on to the second stage."""
     config = worker_config(folder=str(gemma.folder), model=read_config(gemma.folder), **SIZES)

@@ -33,7 +33,6 @@ class Written:
         ]
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("version", TEXTS)
 def test_pictures_and_texts_give_what_is_composed(version: str, tmp_path: Path) -> None:
     written = Written(version, tmp_path)

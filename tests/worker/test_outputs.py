@@ -66,7 +66,6 @@ def fill(folder: Path, text: str, prompt: str, length: int, mask: int) -> tuple[
     return [*ids, *[mask] * (length - len(ids))], length - len(ids)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("attend", [False, True])
 @pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel"])
 def test_multi_vector_encoders(architecture: str, attend: bool, tmp_path: Path) -> None:

@@ -261,7 +261,6 @@ def as_input(item: Encode) -> TowerInput:
     return TowerInput(item.kind, pixels.view(item.shape), item.grid, item.embeddings)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_and_texts_give_what_transformers_gives(name: str, tmp_path: Path) -> None:
     written = Written(FAMILIES[name], tmp_path)
@@ -285,7 +284,6 @@ def rename(folder: Path, *names: tuple[str, Any]) -> None:
     save_file(renamed, folder / "model.safetensors")
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", ["mistral3", "llava next", "onevision", "internvl"])
 def test_other_names_of_tensors_are_read_too(name: str, tmp_path: Path) -> None:
     written = Written(FAMILIES[name], tmp_path)
@@ -351,7 +349,6 @@ def _as_published(found: re.Match[str]) -> str:
     )
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", ["internvl", "internvl of Qwen 3"])
 def test_internvl_is_read_as_its_authors_published_it(name: str, tmp_path: Path) -> None:
     written = Written(FAMILIES[name], tmp_path)

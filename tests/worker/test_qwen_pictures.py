@@ -36,7 +36,6 @@ def runner(pictured: Pictured) -> Runner:
     return open_runner(pictured.folder, **SIZES, guesses=True)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("chunk", [1, 7, 512])
 def test_answers_are_those_of_transformers(pictured: Pictured, runner: Runner, chunk: int) -> None:
     engine = Engine(runner.launch, runner.facts, pictured.prompts, chunk=chunk)
@@ -56,7 +55,6 @@ def test_rows_that_deeper_layers_add_count_among_the_bytes_that_are_kept(
     assert sum(one.untyped_storage().nbytes() for one in rows) == each * sum(map(len, rows))
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
 def test_ranks_answer_alike(pictured: Pictured, ranks: Ranks, layout: Layout) -> None:
     config = worker_config(folder=str(pictured.folder), model=read_config(pictured.folder), **SIZES)
@@ -123,7 +121,6 @@ def test_after_a_preemption_generated_tokens_go_on_behind_the_picture(
     assert (token, logprob) == (right.tokens[3], pytest.approx(right.logprobs[3], abs=1e-4))
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_hidden_states_are_embedded(pictured: Pictured, chunk: int) -> None:
     architecture = read_config(pictured.folder).architecture

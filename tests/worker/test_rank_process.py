@@ -30,8 +30,6 @@ from worker.ranks.channel import (
     StepFailed,
 )
 
-pytestmark = pytest.mark.slow(2)
-
 SUPPORT = Path(__file__).parents[1] / "support"
 
 decoder = msgspec.msgpack.Decoder(RankMessage)
@@ -155,7 +153,6 @@ def test_no_rank_outlives_its_engine(tmp_path: Path, waiting: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.turns(1)
 def test_torch_is_loaded_with_the_model_only() -> None:
     code = "import sys, worker.rank_process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0

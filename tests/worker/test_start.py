@@ -13,8 +13,6 @@ from models.config import read_config
 from worker import runner, start
 from worker.config import WorkerConfig
 
-pytestmark = pytest.mark.slow(2)
-
 _START = """
 import sys, msgspec
 from worker.config import WorkerConfig

@@ -216,7 +216,6 @@ OTHER = {
 }
 
 
-@pytest.mark.slow(3)
 def test_every_change_makes_another_space_or_none(folder: Path, tmp_path: Path) -> None:
     def named(name: str, change: Change) -> str:
         if change.edit is None:

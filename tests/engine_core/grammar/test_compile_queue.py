@@ -146,7 +146,6 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.slow
 def test_a_thousand_schemas_leave_the_memory_as_before(
     monkeypatch: pytest.MonkeyPatch, queue: CompileQueue
 ) -> None:

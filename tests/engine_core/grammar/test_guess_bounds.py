@@ -97,7 +97,6 @@ MATCHERS: dict[str, Callable[[], TokenMatcher]] = {
 TEXTS = {"asleep": b"xyzABabcabcabcabc", "again": b"xAabcyyyyAabczAabcx"}
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("name", MATCHERS)
 def test_bounds_behind_guesses_are_those_token_by_token(name: str) -> None:
     """Matchers that are forked, and asked what is forced, go on as others."""

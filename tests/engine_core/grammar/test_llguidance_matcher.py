@@ -221,7 +221,6 @@ def test_others_run_while_a_token_is_followed() -> None:
     assert longest < one._spent / 3  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.turns(2)
 def test_real_schemas_are_followed_within_the_limits() -> None:
     """No limit of llguidance refuses one: with 5,000 items, one of 900 optional fields was refused."""
     spelling = demo_spelling()

@@ -34,7 +34,6 @@ def add(id: int, tokens: list[int], max_tokens: int = 6) -> Add:
     return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("ahead", [0, 1, 2, None])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("seed", range(4))

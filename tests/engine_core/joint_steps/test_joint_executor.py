@@ -21,8 +21,6 @@ from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.protocol import StepBounds
 
-pytestmark = pytest.mark.slow(2)
-
 Make = Callable[..., list[JointExecutor]]
 
 

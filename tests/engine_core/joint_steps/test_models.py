@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from sizes import engine_config
 from started_engines import collect, soon, text, until
 from tiny import tiny_checkpoint
@@ -19,7 +18,6 @@ from worker.protocol import Sampling
 PROMPTS = [[7], [3, 4, 5], list(range(6, 40)), [9, 8]]
 
 
-@pytest.mark.slow
 async def test_a_mixture_over_two_engines_is_that_of_one(tmp_path: Path) -> None:
     folder = tiny_checkpoint("MixtralForCausalLM", tmp_path, num_local_experts=4)
     alone = await served(folder, 1)

@@ -53,7 +53,6 @@ def rounds(model: Path, generation: int) -> list[list[int]]:
     return shortest
 
 
-@pytest.mark.slow(2)
 async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model: Path) -> None:
     engines, client, ends = await kept()
     await soon(until(lambda: all_work(client)))
@@ -73,7 +72,6 @@ async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model
     assert [engine.exit_code for engine in engines.engines] == [0, 0]
 
 
-@pytest.mark.slow
 async def test_one_that_is_asked_alone_to_end_waits_for_the_others_no_longer_than_it_may(kept: Keep) -> None:
     engines, client, ends = await kept(drain_seconds=0.5)
     await soon(until(lambda: all_work(client)))
@@ -81,7 +79,6 @@ async def test_one_that_is_asked_alone_to_end_waits_for_the_others_no_longer_tha
     await soon(until(lambda: (1, STOPPED) in ends.exits))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("whom", ["engine", "rank"])
 async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Keep, model: Path, whom: str) -> None:
     engines, client, ends = await kept()
@@ -99,7 +96,6 @@ async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Keep, mode
     assert rounds(model, 2), "they met at other paths than before"
 
 
-@pytest.mark.slow
 async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_not_blamed(
     kept: Keep, model: Path
 ) -> None:
@@ -115,7 +111,6 @@ async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_n
     assert engines.engines[0].starts <= 4
 
 
-@pytest.mark.slow
 async def test_a_first_start_that_fails_ends_all_with_its_reason(kept: Keep, model: Path) -> None:
     (model / "no-weights-1").touch()
     _, client, ends = await kept(worked=False, ready=False)

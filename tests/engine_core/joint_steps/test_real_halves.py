@@ -127,7 +127,6 @@ def texts(answers: dict[int, list[Tokens]]) -> dict[int, tuple[list[int], list[t
     }
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_texts_do_not_depend_on_halves(transport: Transport, ranks: Ranks, tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])

@@ -217,7 +217,6 @@ def test_ranks_that_differ_keep_nothing(tmp_path: Path, caplog: pytest.LogCaptur
 TEXT = [5 + number * number % (VOCAB_SIZE - 5) for number in range(400)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_real_ranks_find_their_prefixes_again(tmp_path: Path, cut: str) -> None:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "llama", max_position_embeddings=512)

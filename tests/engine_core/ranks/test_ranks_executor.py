@@ -28,7 +28,7 @@ from worker.buffers import Buffer
 from worker.config import WorkerConfig
 from worker.protocol import Encode, NewSeq, Sampling, StepBounds, StepInput
 
-pytestmark = [pytest.mark.usefixtures("support_path"), pytest.mark.slow(2)]
+pytestmark = [pytest.mark.usefixtures("support_path")]
 
 Told = list[tuple[str, float, str]]
 Make = Callable[..., RanksExecutor]
@@ -76,7 +76,6 @@ def quiet(told: Told | None) -> ReportPhase:
 # Nothing goes wrong.
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_every_rank_takes_every_step_and_one_answers(make: Make, sizes: dict[str, int]) -> None:
     executor = make(**sizes)
@@ -94,7 +93,6 @@ def test_pixels_go_to_the_first_stage_alone(started: Make, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.glob("item-*")) == ["item-0", "item-1"]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_every_rank_is_told_bounds_which_may_come_behind_later_steps(
     started: Make, sizes: dict[str, int]
@@ -193,7 +191,6 @@ def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(started: Make, tmp_pa
         executor.submit(read(1, [1]))
 
 
-@pytest.mark.slow
 def test_ranks_that_hang_are_ended_by_force(started: Make) -> None:
     executor = started(tensor=2)
     for process in processes(executor):
@@ -206,7 +203,6 @@ def test_ranks_that_hang_are_ended_by_force(started: Make) -> None:
 # Ranks fail.
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
@@ -247,7 +243,6 @@ def test_a_killed_rank_is_named_though_others_complain_first(started: Make) -> N
     assert time.monotonic() - began < 1 * PATIENCE, "what is left is not waited for"
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_all_ranks_prepare_in_the_order_of_steps(started: Make, ranks: int) -> None:
     executor = started(tensor=ranks)

@@ -66,7 +66,6 @@ def quiet(stage: str, fraction: float, detail: str = "") -> None:
     pass
 
 
-@pytest.mark.slow
 @with_ray
 def test_steps_reach_both_nodes_of_the_cluster(executor: RanksExecutor, model: Path) -> None:
     assert executor.start() == facts(has_idle_work=True)
@@ -78,7 +77,6 @@ def test_steps_reach_both_nodes_of_the_cluster(executor: RanksExecutor, model: P
     assert len(parents) == 2, "each has an actor of its own"
 
 
-@pytest.mark.slow
 @with_ray
 def test_an_actor_that_is_killed_is_named(executor: RanksExecutor, model: Path) -> None:
     executor.start()
@@ -88,7 +86,6 @@ def test_an_actor_that_is_killed_is_named(executor: RanksExecutor, model: Path) 
             executor.check()
 
 
-@pytest.mark.slow
 @with_ray
 def test_a_rank_that_dies_while_loading_is_named(executor: RanksExecutor, model: Path) -> None:
     (model / "no-weights").touch()
@@ -98,7 +95,6 @@ def test_a_rank_that_dies_while_loading_is_named(executor: RanksExecutor, model:
         executor.start()
 
 
-@pytest.mark.slow
 @with_ray
 def test_a_cluster_without_room_is_told(
     executor: RanksExecutor, monkeypatch: pytest.MonkeyPatch, model: Path

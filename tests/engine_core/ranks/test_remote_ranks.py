@@ -32,8 +32,6 @@ from models.config import read_config
 from worker.buffers import Buffer
 from worker.protocol import Encode
 
-pytestmark = pytest.mark.slow(3)
-
 HOST = socket.gethostname()
 ENGINE, NODE = "127.0.0.2", "127.0.0.1"
 
@@ -172,7 +170,6 @@ def test_a_machine_that_is_lost_is_named(cluster: Cluster) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
     node = cluster.start()
     rank = int((cluster.there / "pid-1").read_text())

@@ -82,7 +82,6 @@ def assert_equal(spread: Answers, alone: Answers) -> None:
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_ranks_on_two_machines(
     config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
 ) -> None:
@@ -91,7 +90,6 @@ def test_ranks_on_two_machines(
     assert_equal(answers(spread), alone)
 
 
-@pytest.mark.slow
 def test_a_drafter_on_two_machines(
     config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
 ) -> None:
@@ -103,7 +101,6 @@ def test_a_drafter_on_two_machines(
     assert len(drafted.drafts) > 10
 
 
-@pytest.mark.slow
 def test_a_machine_with_another_drafter_is_refused(
     config: EngineConfig, node: Callable[[EngineConfig], None]
 ) -> None:
@@ -126,7 +123,6 @@ class OwnModel(LlamaForCausalLM): ...
 """
 
 
-@pytest.mark.slow
 def test_ranks_run_a_class_that_the_program_has_registered(
     config: EngineConfig, alone: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +135,6 @@ def test_ranks_run_a_class_that_the_program_has_registered(
     assert_equal(answers(replace(own, tensor_parallel_size=2)), alone)
 
 
-@pytest.mark.slow
 def test_ranks_cannot_run_a_class_of_a_function(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,6 @@ async def placed(model: Path) -> AsyncIterator[tuple[EngineProcesses, EngineClie
     engines.stop(5)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 async def test_without_ray_the_remedy_is_told(placed: tuple[EngineProcesses, EngineClient]) -> None:
     engines, client = placed
@@ -67,7 +66,6 @@ def cluster() -> Iterator[None]:
         nodes.shutdown()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 async def test_a_replica_whose_actor_is_killed_is_placed_again(
     cluster: None, placed: tuple[EngineProcesses, EngineClient]

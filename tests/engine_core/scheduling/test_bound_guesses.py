@@ -138,7 +138,6 @@ def random_matcher(rnd: random.Random) -> tuple[Language | None, Thinking | None
     return language, Thinking(rnd.choice([None, *range(8)]), MARKER, rnd.random() < 0.7, opens, ends)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(4))
 def test_random_answers_are_those_without_guesses(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Counter[str]()

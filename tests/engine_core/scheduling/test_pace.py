@@ -11,8 +11,6 @@ from scripted_clock import STEP, TEXT, TOKEN, Clock, stream, texts
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
 from engine_core.scheduling.queue.work_classes import WorkClass
 
-pytestmark = pytest.mark.slow(2)
-
 
 def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:
     clock = Clock()
@@ -285,7 +283,6 @@ def test_a_request_that_will_wait_is_told_how_long() -> None:
     assert told.expected == pytest.approx(waited, rel=0.2)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_first_answers_come_when_they_were_expected(seed: int) -> None:
     rng, clock = random.Random(seed), Clock()

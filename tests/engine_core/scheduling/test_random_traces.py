@@ -13,7 +13,6 @@ from engine_core.protocol import Add, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(18))
 def test_random_traces_equal_the_reference(part: int) -> None:
     seen, kind = Counter(), part // 2
@@ -100,7 +99,6 @@ def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:
         assert [entry.ids for entry in first.prompt_logprobs or []] == [[t] for t in request.tokens[1:]]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(2))
 def test_random_traces_of_whole_sequences(part: int) -> None:
     """An encoder has no cache and no chunks: each text is computed in one step, beside any others."""

@@ -21,7 +21,6 @@ def resumed(request: Add, emitted: int, **changes: object) -> Add:
     return replace(request, tokens=tokens, prompt_len=len(request.tokens), **changes)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("part", range(4))
 def test_what_comes_is_the_rest_wherever_it_was_cut(part: int) -> None:
     for seed in range(part * 100, (part + 1) * 100):

@@ -6,8 +6,6 @@ import pytest
 from scheduler_bench import add
 from scripted_clock import STEP, TOKEN, Clock, stream, texts
 
-pytestmark = pytest.mark.slow(2)
-
 
 def test_the_default_gap_grows_with_the_rows_that_decode() -> None:
     """Else prompts would get the quarter that is left of a gap which decoding fills."""

@@ -34,7 +34,6 @@ def wait_of_the_last(clock: Clock, source: Iterator[Add]) -> tuple[float, float,
     return told, own, clock.outputs[last.id][0][0] - at
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("prompt", [8, 600])
 @pytest.mark.parametrize("begun", [0, 1, 60])
 def test_answers_whose_length_is_known(begun: int, prompt: int) -> None:

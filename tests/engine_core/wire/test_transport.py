@@ -80,7 +80,6 @@ def test_an_engine_that_is_not_there_is_unreachable(server: ServerEnd) -> None:
         server.send(0, Abort(ids=[1]))
 
 
-@pytest.mark.slow(3)
 def test_a_request_beyond_the_limit_is_refused_before_it_is_sent(server: ServerEnd) -> None:
     with pytest.raises(RequestTooLarge, match=str(MAX_REQUEST_BYTES)):
         server.send(0, Abort(ids=[2**62] * (MAX_REQUEST_BYTES // 9 + 1)))
@@ -248,7 +247,6 @@ def spoiled(draw: st.DrawFn) -> list[bytes]:
     return [bytes(frames[number]) for number in order]
 
 
-@pytest.mark.slow(3)
 @settings(deadline=None, max_examples=300)
 @given(st.lists(spoiled() | st.lists(HEADS, max_size=3), max_size=3), st.integers(0, 1))
 def test_no_message_ends_the_inbox(messages: list[list[bytes]], head: int) -> None:

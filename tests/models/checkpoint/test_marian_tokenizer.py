@@ -133,7 +133,6 @@ TEXTS = [
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
-@pytest.mark.slow(3)
 def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     from transformers import MarianTokenizer

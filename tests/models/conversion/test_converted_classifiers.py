@@ -38,7 +38,6 @@ CLASSIFIERS = [
 ]
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize(("architecture", "generating"), CLASSIFIERS)
 def test_classifiers(architecture: str, generating: str, labels: int, tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ TRUNKS = [
 ]
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize(("trunk", "generating"), TRUNKS)
 def test_a_trunk_alone_and_a_generating_checkpoint_embed_alike(
     trunk: str, generating: str, tmp_path: Path
@@ -76,7 +75,6 @@ def test_a_trunk_alone_and_a_generating_checkpoint_embed_alike(
             assert_near(vectors, rows)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("mode", ["CLS", "LAST", "MEAN"])
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_no_pooling_minds_chunks(mode: str, chunk: int, checkpoints: Path) -> None:
@@ -107,7 +105,6 @@ def test_a_classifiers_trunk_can_embed(tmp_path: Path) -> None:
         assert torch.equal(vector, other)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("modes", ["mean", "lasttoken", "weightedmean", ("cls", "max")])
 @pytest.mark.parametrize("half", [False, True])
 def test_sentence_transformers_computes_the_same(modes: Any, half: bool, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from tokenizers import Tokenizer
 from models.checkpoint.hub import DEMO
 from models.lora_config import label_names, read_adapter
 
-pytestmark = pytest.mark.slow(2)
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["whisper", "kinds", "alike"])

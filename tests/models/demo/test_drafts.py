@@ -114,7 +114,6 @@ def test_updates_have_singular_values_near_1() -> None:
     assert values.min() > 0.5 and values.max() < 1.5
 
 
-@pytest.mark.slow(28)
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_training_goes_on_from_step_to_step(method: str) -> None:
     torch.manual_seed(1)
@@ -179,7 +178,6 @@ def test_the_shipped_head_fits_the_demo_model() -> None:
         assert torch.equal(file.get_tensor("t2d").nonzero()[:, 0], known)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_guesses_of_shipped_drafters_hold_about_as_often_as_their_config_says(method: str) -> None:
     folder = DRAFTS / method

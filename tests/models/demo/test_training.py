@@ -18,8 +18,6 @@ from untimed import untimed
 
 from models.checkpoint.hub import DEMO
 
-pytestmark = pytest.mark.slow(2)
-
 CODEC = Codec(Tokenizer.from_file(str(DEMO / "tokenizer.json")))
 WEATHER = {
     "type": "function",

@@ -26,15 +26,9 @@ def one_thread(reference: None) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-OURS, OTHERS = pytest.mark.turns(7), pytest.mark.turns(5)
-"""Families of our own have a test of equality in decoders/ or encoders/ that runs every day; so have
-composites, in test_composites.py."""
-
-
-@pytest.mark.turns(7)
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(name, marks=OURS if name in OWN else OTHERS) for name in names() if name not in COMPOSITES],
+    [name for name in names() if name not in COMPOSITES],  # these have test_composites.py
 )
 def test_it_runs_as_in_transformers_or_is_refused(architecture: str, tmp_path: Path) -> None:
     found = outcome(architecture, tmp_path)

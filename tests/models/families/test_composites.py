@@ -211,7 +211,6 @@ def rewritten(
     return folder
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_its_logits_are_those_of_transformers(built: Composite, ranks: int) -> None:
     assert built.expected.std() > 0.3

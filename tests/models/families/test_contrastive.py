@@ -34,8 +34,6 @@ from models.vision.blocks import segments
 from models.vision.tower import TowerInput, finish
 from models.weight_pieces import WeightsError
 
-pytestmark = pytest.mark.slow(2)
-
 ARCHITECTURES = ["CLIPModel", "SiglipModel", "Siglip2Model"]
 Prompt = Sequence[int] | TowerInput
 
@@ -113,7 +111,6 @@ def test_vectors_are_those_of_transformers(architecture: str, tmp_path: Path) ->
     assert between.fill_diagonal_(0).max() < 0.995  # they differ enough to be worth comparing
 
 
-@pytest.mark.turns(4)
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -94,7 +94,6 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=3e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.usefixtures("cpu_kernels")

@@ -28,7 +28,6 @@ def asked(labels: list[int], words: list[list[int]]) -> Entities:
     return Entities("ner", spans=tuple(spans), labels=len(labels))
 
 
-@pytest.mark.turns(3)
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize(
     ("mode", "layers", "merge"),

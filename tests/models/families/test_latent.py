@@ -23,8 +23,6 @@ from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from worker.kernels.cpu import quantization, torch_operations
 
-pytestmark = pytest.mark.slow(2)
-
 PROMPT = random.Random(2).choices(range(5, 300), k=21)
 
 YARN = {

@@ -20,8 +20,6 @@ from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.weight_pieces import WeightsError
 
-pytestmark = pytest.mark.slow(2)
-
 ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
 """Untied and parallel sublayers; tied with scaled logits and norms of q and k; windows and biases."""
 
@@ -47,7 +45,6 @@ def test_it_is_the_fallback(folder: Path) -> None:
     assert isinstance(load(folder), TransformersForCausalLM)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("size", [1, 7])
 def test_prompt_in_chunks(folder: Path, size: int) -> None:
     assert_equal(run_in_chunks(Driver([load(folder)]), 2, PROMPT, size), hf_logits(folder, PROMPT))
@@ -65,7 +62,6 @@ def test_sequences_packed_into_steps(folder: Path) -> None:
     assert_equal(third[2], expected[:5])
 
 
-@pytest.mark.turns(4)
 def test_bfloat16_is_near(folder: Path) -> None:
     ranks = load_ranks(folder, dtype=torch.bfloat16, model_impl="transformers")
     driver = Driver(ranks, dtype=torch.bfloat16)

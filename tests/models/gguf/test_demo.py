@@ -40,7 +40,6 @@ def test_with_8_bits_every_question_is_answered(tmp_path: Path) -> None:
         assert expected in answer
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("recipe", [Q4_K_M, Recipe("Q4_0", {"token_embd": "Q8_0"})], ids=str)
 def test_with_4_bits_most_are(recipe: Recipe, tmp_path: Path) -> None:
     found = answers(written(tmp_path, recipe).file)

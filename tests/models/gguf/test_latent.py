@@ -51,7 +51,6 @@ YARN = {
 SCOPE = "model.layers.0.self_attn"
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_every_family_in_halves(arch: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"attn_v_b": "F16"}), **FAMILIES[arch])
@@ -59,13 +58,11 @@ def test_every_family_in_halves(arch: str, tmp_path: Path) -> None:
     assert_same_logits(pair, 1, 2)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q5_1", "IQ4_NL"])
 def test_halves_in_other_codings(kind: str, tmp_path: Path) -> None:
     assert_same_logits(write_pair(tmp_path, "DeepseekV3ForCausalLM", Recipe(kind), **EXPERTS), 1, 4)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("lora", [None, 32])
 def test_one_matrix_of_keys_and_values(lora: int | None, tmp_path: Path) -> None:
     recipe = Recipe("Q8_0", joined=True)

@@ -29,8 +29,6 @@ from models.quantization.methods.gguf import Gguf, GgufFields
 from models.weight_coding import SavedQuantization
 from models.weight_pieces import Cut, WeightsError
 
-pytestmark = pytest.mark.slow(2)
-
 SHAPE = {"hidden_size": 64, "intermediate_size": 128}
 PUBLISHED = Recipe("Q8_0", {"exps": "MXFP4"})
 """The codings of gpt-oss as it is published: experts in mxfp4, and else 8 bits."""
@@ -45,7 +43,6 @@ def test_gpt_oss_in_mxfp4(gpt_oss: Pair) -> None:
     assert_same_logits(gpt_oss, 1, 2, 4)
 
 
-@pytest.mark.slow
 def test_gates_and_ups_in_one_tensor(tmp_path: Path) -> None:
     recipe = Recipe("Q4_0", {"down": "Q6_K"}, fused=True)
     shape = {"hidden_size": 256, "num_attention_heads": 8, "moe_intermediate_size": 256}

@@ -17,7 +17,6 @@ READ = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Phi3ForCa
 CASES = [*((READ[0], kind, WIDE) for kind in KINDS), *((arch, "Q8_0", NARROW) for arch in READ[1:])]
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("arch", "kind", "shape"), CASES, ids=lambda case: case if isinstance(case, str) else ""
 )

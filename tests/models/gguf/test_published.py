@@ -22,7 +22,6 @@ def file() -> Path:
         pytest.skip("the package that carries SmolLM2 is absent")
 
 
-@pytest.mark.slow(3)
 def test_smollm2_is_what_transformers_makes_of_it(file: Path) -> None:
     named = {"gguf_file": file.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **named)

@@ -80,7 +80,6 @@ def test_all_codings_that_are_read_are_written() -> None:
     assert all(GGML_TYPES[kind.number].name == name for name, kind in KINDS.items())
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
     """Logits reach 34: in float32 transformers' are off by up to 5e-4 on some processors, and so are ours."""
@@ -88,7 +87,6 @@ def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
     assert_same_logits(pair, 1, 2, 4, dtype=torch.float64)
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("arch", DECODERS)
 def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
     blobs = [turned(16)] if arch == "Gemma4ForCausalLM" else []
@@ -138,7 +136,6 @@ VARIANTS: list[tuple[str, bool, dict[str, object]]] = [
 """Families that differ from those above: whether matrices are whole, and fields of config.json."""
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize(("arch", "joined", "fields"), VARIANTS)
 def test_variants_of_families(arch: str, joined: bool, fields: dict[str, object], tmp_path: Path) -> None:
     pair = write_pair(tmp_path, arch, Recipe("Q8_0", joined=joined), **{**sizes(arch), **fields})
@@ -152,7 +149,6 @@ def turned(pairs: int) -> Blob:
     return Blob("rope_freqs.weight", (pairs,), 0, factors.tobytes())
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("arch", HYBRIDS)
 @pytest.mark.parametrize(("keys", "values"), [(2, 2), (4, 8), (2, 8)])
 def test_value_heads_that_take_turns_on_ranks(arch: str, keys: int, values: int, tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ def check(logits: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.usefixtures("operations")
 @pytest.mark.parametrize("case", [*CASES[:-1], TIED, *EMBEDDINGS], ids=str)
 def test_an_adapter_has_the_logits_of_peft(case: Case, tmp_path: Path) -> None:

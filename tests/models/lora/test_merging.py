@@ -14,12 +14,9 @@ from tiny import tiny_checkpoint
 from models.lora.folder import is_adapter, make_folder
 from models.lora_config import AdapterError
 
-pytestmark = pytest.mark.turns(3)
-
 PROMPT = random.Random(1).choices(range(5, 300), k=15)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_sum_has_the_logits_of_peft(case: Case, tmp_path: Path) -> None:
     base = tiny_checkpoint(case.architecture, tmp_path / "base", **case.overrides)

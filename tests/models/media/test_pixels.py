@@ -165,7 +165,6 @@ def normalised(item: Prepared, processor: Processor) -> np.ndarray:
     return ((scaled - mean) / std).transpose(2, 0, 1)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "huge idefics3"])
 def test_pixels_are_those_of_the_reference(name: str) -> None:
     case = CASES[name]

@@ -38,7 +38,6 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("window", [None, 0, 3, 19, 299])
 def test_encoder_attention_is_the_formula(
@@ -92,7 +91,6 @@ COMPANIES = [(0, 1), (5, 6), (0, 2), (3, 14), (1, 32), (7, 100), (50, 299)]
 """The rows that are cut out of a larger batch, from the first to the last."""
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (50, 33), (384, 1536), (1536, 384), (768, 2)])
 @pytest.mark.usefixtures("cpu_kernels", "threads")
 def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
@@ -104,7 +102,6 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, output
     torch.testing.assert_close(ops.linear(x, ops.pack(weight), bias), expected.float())
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("width", [48, 50, 1536])
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 @pytest.mark.usefixtures("cpu_kernels", "threads")
@@ -121,7 +118,6 @@ def test_a_rotated_or_normalised_row_has_the_same_bits_in_any_company(threads: i
     assert_rows_are_alone(lambda x: ops.rotate(x[:, :30].view(-1, 3, 10), cos_sin[x[:, -1].long()]), 31)
 
 
-@pytest.mark.turns(3)
 def test_attention_has_the_same_bits_in_any_company(threads: int, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     bias = torch.randn(HEADS, 2 * REACH + 1)
     for window, added in ((None, None), (3, None), (None, bias)):

@@ -40,7 +40,6 @@ def run_together(ranks: Sequence[list[CausalLM]], sizes: Sequence[int]) -> list[
     return [torch.cat(pieces) for pieces in logits]
 
 
-@pytest.mark.turns(8)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("replicas", "size"), [(2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("family", {**FAMILIES, **LATENT})

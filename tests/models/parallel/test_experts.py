@@ -28,7 +28,6 @@ def test_placements() -> None:
         ExpertPlace(0, 3).numbers(7)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_with_whole_experts_have_the_results_of_one(

@@ -50,7 +50,6 @@ DISTANCES = ("encoder.rel_embeddings", "encoder.LayerNorm")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[int], tmp_path: Path) -> None:
     """Only embeddings that are the last stage's head as well are read twice."""
@@ -71,7 +70,6 @@ def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[
     assert layers == [-(-(count - stage) // STAGES) for stage in range(STAGES)]
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_stages_of_an_encoder_read_what_one_alone_does(

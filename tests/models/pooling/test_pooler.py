@@ -354,7 +354,6 @@ def test_company_changes_no_bit_of_a_label(activation: Activation, labels: int) 
             assert torch.equal(pool(pooler, [text], [Params(task)])[0], scores)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 @pytest.mark.parametrize("mode", list(THEIR_NAMES))

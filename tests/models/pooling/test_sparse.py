@@ -28,7 +28,6 @@ def tokens_of(folder: Path) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in TEXTS]
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("family", "form"),
     [

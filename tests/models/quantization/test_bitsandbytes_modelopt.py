@@ -20,8 +20,6 @@ from models.quantization.config import check_quantization, read_quantization
 from models.quantization.matrices import read_matrix
 from models.weight_pieces import Cut, WeightsError
 
-pytestmark = pytest.mark.slow(2)
-
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 NF4 = (
     *(-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0),

@@ -42,14 +42,12 @@ RECIPES = [
 ]
 
 
-@pytest.mark.turns(10)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2, 4)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("arch", ["GPTNeoXForCausalLM", "Glm4ForCausalLM", "PhiForCausalLM"])
 def test_rows_in_other_orders(arch: str, tmp_path: Path) -> None:
     """Queries, keys and values lie head by head, or in neighbours that are rotated; names are others."""
@@ -57,7 +55,6 @@ def test_rows_in_other_orders(arch: str, tmp_path: Path) -> None:
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -75,7 +72,6 @@ def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
 
 
-@pytest.mark.turns(8)
 @pytest.mark.parametrize("method", ["gptq", "awq", "pack-quantized"])
 def test_gemma_4(method: str, tmp_path: Path) -> None:
     """Queries, keys and values are one matrix in some layers, and queries alone in others."""
@@ -107,7 +103,6 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize(("architecture", "recipe"), MIXTURES, ids=str)
 def test_experts_are_those_of_the_plain_checkpoint(
     cpu_kernels: None, architecture: str, recipe: Recipe, tmp_path: Path
@@ -133,7 +128,6 @@ OF_8_BITS = [
 SMALL = {"hidden_size": 64, "intermediate_size": 112}
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("made", SCHEMES)
 @pytest.mark.parametrize("recipe", OF_8_BITS, ids=str)
 def test_they_are_as_exact_as_from_the_plain_checkpoint(made: str, recipe: Recipe, tmp_path: Path) -> None:
@@ -141,7 +135,6 @@ def test_they_are_as_exact_as_from_the_plain_checkpoint(made: str, recipe: Recip
     compare(pair.packed, pair.plain, made)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("made", SCHEMES)
 @pytest.mark.parametrize("name", ["DeepSeek's blocks", "rows"])
 def test_so_are_those_of_fp8(made: str, name: str, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), **shape)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", FLOAT_CASES)
 def test_logits_are_those_of_the_plain_checkpoint(name: str, llama: Path, tmp_path: Path) -> None:
     packed, plain = write_floats(llama, tmp_path, name)

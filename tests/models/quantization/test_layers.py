@@ -24,8 +24,6 @@ from models.quantization.config import METHODS
 from models.weight_pieces import WeightsError
 from worker.kernels.cpu import operations
 
-pytestmark = pytest.mark.slow(2)
-
 RECIPE = Recipe(method="gptq", group=32, symmetric=False, act_order=True)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
 PROMPT = [7, 80, 300, 12, 55]

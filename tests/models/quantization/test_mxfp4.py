@@ -23,8 +23,6 @@ from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.experts import Placement
 from models.weight_pieces import WeightsError
 
-pytestmark = pytest.mark.slow(2)
-
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What the three lower bits of a code mean; the fourth is the sign."""

@@ -108,7 +108,6 @@ def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
     return write_both(llama, folder, json.loads(config.model_dump_json()), change)
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("name", CASES)
 def test_what_compressed_tensors_writes(name: str, llama: Path, tmp_path: Path) -> None:
     packed, plain = write_library(llama, tmp_path, name)

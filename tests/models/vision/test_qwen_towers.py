@@ -26,8 +26,6 @@ from models.vision.grids import between_cells, square_by_square, window_by_windo
 from models.vision.qwen_vl import Qwen2Tower, Qwen3Tower, Qwen25Tower, QwenTower
 from models.vision.tower import TowerInput, TowerSetup, finish
 
-pytestmark = pytest.mark.slow(2)
-
 CPU = torch.device("cpu")
 WIDTH = 24
 """The width of the text."""

@@ -68,7 +68,6 @@ def bits(tensor: Tensor) -> list[int]:
     return tensor.contiguous().view(-1).view(torch.uint8).tolist()
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize(("stored", "wanted"), TYPES, ids=lambda kind: str(kind).removeprefix("torch."))
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_piece_has_the_bits_of_the_file(
@@ -179,7 +178,6 @@ def gguf(folder: Path, recipe: GgufRecipe) -> Path:
     return make_folder(file, file.parent)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_models_are_the_same(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ with ThreadPoolExecutor(1) as thread:
 """The steps run in a thread, as real ones do: its heap shrinks more readily. The first few make pages."""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its heap keeps what it likes to")
 def test_what_a_step_frees_is_there_for_the_next_with_its_pages() -> None:
     """The steps run in another process, because this one's heap may hold enough already."""
@@ -219,7 +218,6 @@ def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
     assert torch.equal(kept, values)
 
 
-@pytest.mark.slow
 @has_proc
 def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
     stored, values = tmp_path / "model.safetensors", torch.randn(256, 1024)
@@ -247,7 +245,6 @@ def test_small_parts_of_files_are_given_back_together(
     assert len(given_back) == times
 
 
-@pytest.mark.slow
 @has_proc
 def test_a_large_matrix_is_converted_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = 1 << 20

@@ -52,7 +52,6 @@ def asked(adapters: list[Adapter]) -> list[Add]:
     return [Add(id=id, tokens=tokens, params=params, adapter=by) for id, (tokens, by) in enumerate(pairs)]
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)
 def test_sequences_with_adapters_have_the_answers_of_one_worker(
     layout: Layout, ranks: Ranks, tmp_path: Path

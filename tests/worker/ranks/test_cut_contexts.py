@@ -65,7 +65,6 @@ FULL = {"layer_types": ["full_attention"] * 2, "num_local_experts": 8, "num_key_
 FULL |= {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}}
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("architecture", "shape", "given"),
     [

@@ -136,7 +136,6 @@ def compare(
             results.assert_like(expected)
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
     """Prompts are read in chunks and behind cached prefixes, in steps with changing others."""
@@ -149,7 +148,6 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
     compare(open_engine, folder, WRITES, [BOTH], tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
 def test_every_stage_makes_vectors_of_tokens(
@@ -170,7 +168,6 @@ PAIRS = [
 """Each two of an architecture, a quantization and a number type are met together."""
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("architecture", "quantization", "dtype"), PAIRS)
 def test_all_layouts_give_the_same_bits(
     architecture: str, quantization: str | None, dtype: str, open_engine: Open, tmp_path: Path
@@ -183,7 +180,6 @@ def test_all_layouts_give_the_same_bits(
     compare(open_engine, folder, adds, dtype=dtype, quantization=quantization, **given)
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act-order"])
 def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Path) -> None:
     """Groups of 32 are cut by sections of 48. With an order of inputs each rank adds up its own."""
@@ -206,7 +202,6 @@ def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Pat
 WHOLE = [Layout(2, experts="linear"), Layout(4, experts="round_robin"), Layout(2, 2, "linear")]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("architecture", "given"),
     [
@@ -229,7 +224,6 @@ def test_whole_experts(
             assert results.logprobs[id] == pytest.approx(values, abs=1e-3 if quantization else 1e-4)
 
 
-@pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:
     """Four ranks hold 128, 128, 45 and no rows of the vocabulary; the head is tied, and so in two stages."""
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=301, tie_word_embeddings=True)
@@ -242,7 +236,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.slow
 def test_preemption(llama: Path, open_engine: Open) -> None:
     adds = [write(id, text, max_tokens=12) for id, text in enumerate(TEXTS)]
     expected = run(open_engine(llama)[0], adds)
@@ -254,7 +247,6 @@ def test_preemption(llama: Path, open_engine: Open) -> None:
         assert engine.stats().preemptions > 0
 
 
-@pytest.mark.slow(3)
 def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
     for layout in [Layout(), *LAYOUTS]:
         engine, _ = open_engine(llama, layout)
@@ -263,7 +255,6 @@ def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
         assert engine.stats().prefix_hits > 0
 
 
-@pytest.mark.slow(3)
 def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
     """Each rank draws for itself, and all must draw the same."""
     options: list[dict[str, object]] = [
@@ -277,7 +268,6 @@ def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
     compare(open_engine, llama, adds)
 
 
-@pytest.mark.slow(3)
 def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
     """The middle stage, which neither embeds nor samples, works at the same time, too."""
     adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
@@ -288,7 +278,6 @@ def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
     assert executor.most_in_flight == 3
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
     heads = ("Model", "ForSequenceClassification", "ForTokenClassification")
@@ -298,7 +287,6 @@ def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
         compare(open_engine, folder, pools(task), [Layout(4), BOTH] if head == "Model" else [BOTH])
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
 @pytest.mark.parametrize("mode", ["LAST", "MEAN"])
 def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: Open, tmp_path: Path) -> None:
@@ -308,13 +296,11 @@ def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: O
     compare(open_engine, folder, pools("embed"), [BOTH], max_num_batched_tokens=9, max_num_seqs=4, **given)
 
 
-@pytest.mark.slow
 def test_classifiers_made_of_decoders(open_engine: Open, tmp_path: Path) -> None:
     folder = sibling_checkpoint("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", tmp_path, num_labels=3)
     compare(open_engine, folder, pools("classify"))
 
 
-@pytest.mark.slow
 def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
     """Every rank of the last stage has the labels' rows of the head. Generation asks its whole head."""
     labels = {"classifier_from_token": ["a", "b"], "method": "no_post_processing"}
@@ -325,7 +311,6 @@ def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
     compare(open_engine, llama, adds, tasks=["generate", "classify"], max_num_seqs=4, **given)
 
 
-@pytest.mark.slow
 def test_rewards(open_engine: Open, tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=False)
     torch.manual_seed(0)
@@ -336,7 +321,6 @@ def test_rewards(open_engine: Open, tmp_path: Path) -> None:
     compare(open_engine, folder, pools("token_classify"))
 
 
-@pytest.mark.slow
 def test_texts_and_vectors_from_one_copy(llama: Path, open_engine: Open) -> None:
     adds = WRITES + pools("embed", 10) + pools("token_embed", 20)
     given = {"runner": "generate", "tasks": ["generate", "embed", "token_embed"]}

@@ -52,7 +52,6 @@ def write(method: str, folder: Path) -> tuple[Path, dict[str, Any], Any]:
     return target, {"method": method, "model": str(drafter)}, oracle
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("method", "layout"),
     [

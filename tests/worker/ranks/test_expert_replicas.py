@@ -12,7 +12,6 @@ from models.parallel.experts import Placement, Transport
 from worker.config import Balancing
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_replicas_have_the_tokens_of_one_worker(
@@ -26,7 +25,6 @@ def test_replicas_have_the_tokens_of_one_worker(
         assert found[0].logprobs == pytest.approx(alone[0].logprobs, abs=1e-4)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_bits_depend_on_no_other_replica(transport: Transport, ranks: Ranks, tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])
@@ -37,7 +35,6 @@ def test_bits_depend_on_no_other_replica(transport: Transport, ranks: Ranks, tmp
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_returns_apart_has_the_same_bits_wherever_experts_lie(
     family: str, ranks: Ranks, tmp_path: Path
@@ -65,7 +62,6 @@ def balancing(copies: int, use_async: bool) -> Balancing:
     return Balancing(num_redundant_experts=copies, window_size=4, step_interval=3, use_async=use_async)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_the_same_before_during_and_after_moves(
     family: str, ranks: Ranks, tmp_path: Path
@@ -84,7 +80,6 @@ def test_answers_are_the_same_before_during_and_after_moves(
         assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8-dynamic"])
 def test_packed_bytes_move_in_every_form(quantization: str | None, ranks: Ranks, tmp_path: Path) -> None:
     family = "Qwen2MoeForCausalLM"

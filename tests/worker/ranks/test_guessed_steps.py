@@ -47,7 +47,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"), **HYBRID)
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)
 def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:
@@ -55,7 +54,6 @@ def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None
     compare(folder, ranks, layout, dtype)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(1, 3), Layout(2, 2)], ids=str)
 def test_hybrids(hybrid: Path, ranks: Ranks, layout: Layout) -> None:
     """States in each stage go on by the guesses that hold, which the last one tells."""

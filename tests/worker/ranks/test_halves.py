@@ -83,7 +83,6 @@ def run(
     return outputs
 
 
-@pytest.mark.turns(12)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("family", "tensor"),
@@ -104,7 +103,6 @@ def test_halves_have_the_bits_of_whole_steps(
     assert run(ranks, folder, layout, UNEVEN) == whole
 
 
-@pytest.mark.slow
 def test_experts_may_move_between_steps_of_halves(ranks: Ranks, tmp_path: Path) -> None:
     """A token of a half may go to another copy of an expert than in the whole step."""
     folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])
@@ -117,7 +115,6 @@ def test_experts_may_move_between_steps_of_halves(ranks: Ranks, tmp_path: Path) 
     assert [[replace(each, experts=None) for each in outputs] for outputs in moved] == whole
 
 
-@pytest.mark.slow
 def test_a_step_of_two_stages_has_halves_too(ranks: Ranks, tmp_path: Path) -> None:
     """The stream of an earlier stage is cut where the tokens are."""
     folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])

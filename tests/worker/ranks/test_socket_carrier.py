@@ -119,7 +119,6 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
             SocketCarrier(f"{tmp_path}/ranks{rank}", rank, 2, timeout=0.05)
 
 
-@pytest.mark.slow(3)
 def test_a_rank_that_stands_still(tmp_path: Path) -> None:
     ranks = carriers(tmp_path, 2, timeout=2)
     with pytest.raises(RankLostError, match=r"rank 0 has waited 2 s for 1"):

@@ -218,7 +218,6 @@ def test_tokens_that_tie_with_the_last_one_are_kept() -> None:
         assert set(sample(rows).tokens.tolist()) == {1, 2, 3}
 
 
-@pytest.mark.slow
 def test_ties_are_kept_wherever_they_stand() -> None:
     """There are more ties than any shortlist has, in every part of the vocabulary."""
     logits = np.zeros(20_000)

@@ -174,7 +174,6 @@ def test_blocks_are_written_slowly_beside_steps_and_at_once_while_nothing_runs()
     assert served.prefixes.write(now + 0.6, idle=True)
 
 
-@pytest.mark.slow(2)
 @given(st.integers(0, 2**32), st.sampled_from([(0,), (0, 8), (0, 5, 9)]), st.sampled_from([None, 3, 9]))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_requests_with_a_disk_that_loses_what_it_likes(

@@ -10,8 +10,6 @@ from engine_core.features.faults.deadlines import Deadlines
 from engine_core.protocol import Add, Failed, Tokens
 from engine_core.reason_codes import DEADLINE
 
-pytestmark = pytest.mark.slow(2)
-
 SINGLE = STEP + TOKEN
 
 

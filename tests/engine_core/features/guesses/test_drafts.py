@@ -286,7 +286,6 @@ def disturb(rnd: random.Random, bench: Bench, aborted: set[tuple[int, int]]) -> 
         (paused.resume if bench.scheduler.live[key] in paused else paused.pause)([key])
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(8))
 def test_random_traffic_is_answered_as_without_guesses(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Counter[str]()

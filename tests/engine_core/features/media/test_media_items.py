@@ -262,7 +262,6 @@ ITEMS = st.builds(
 )
 
 
-@pytest.mark.slow(2)
 @settings(deadline=None, max_examples=300)
 @given(st.lists(ITEMS, max_size=3))
 def test_whatever_media_a_request_has_no_step_fails(items: list[Media]) -> None:

@@ -15,8 +15,6 @@ from engine_core.protocol import Add, Tokens
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.work_classes import WorkClass
 
-pytestmark = pytest.mark.slow(2)
-
 FIRST = WorkClass.FIRST_TOKEN
 
 
@@ -89,7 +87,6 @@ def test_long_prompts_of_another_owner_delay_a_short_one_by_one_step(crowd: int,
     assert clock.outputs[1][0][0] - at <= whole + STEP
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decode", "prompts", "mixed", "texts"])
 @pytest.mark.parametrize("slots", [4, 8, 64])
 def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:

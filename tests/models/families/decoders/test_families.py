@@ -298,21 +298,18 @@ def assert_equal(logits: Tensor, expected: Tensor) -> None:
     assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
 
 
-@pytest.mark.turns(12)
 def test_logits_are_worth_comparing(built: Built) -> None:
     """A model that predicts hardly anything, or the same everywhere, would pass the other tests by chance."""
     assert built.expected.std() > 0.3
     assert len(set(built.expected.argmax(-1).tolist())) > 3
 
 
-@pytest.mark.turns(12)
 def test_prompt_in_chunks(built: Built) -> None:
     for size in (1, 3, 7):
         driver = Driver(load_ranks(built.folder))
         assert_equal(run_in_chunks(driver, 2, PROMPT, size), built.expected)
 
 
-@pytest.mark.turns(3)
 def test_sequences_packed_into_steps(built: Built) -> None:
     """A whole prompt, others in pieces and continuations share steps, and each row is as if it were alone."""
     driver = Driver(load_ranks(built.folder))
@@ -325,7 +322,6 @@ def test_sequences_packed_into_steps(built: Built) -> None:
     assert_equal(third[2], built.expected[:5])
 
 
-@pytest.mark.turns(12)
 def test_spread_over_ranks(built: Built) -> None:
     """Two ranks halve everything; four ranks share two key/value heads."""
     for size in built.case.ranks:
@@ -333,7 +329,6 @@ def test_spread_over_ranks(built: Built) -> None:
         assert_equal(run_in_chunks(driver, 0, PROMPT, 7), built.expected)
 
 
-@pytest.mark.turns(6)
 def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
     driver = Driver(load_ranks(built.folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
     logits = driver.step({0: PROMPT})[0]
@@ -344,7 +339,6 @@ def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
     assert 0 < distance(logits, built.expected) < limit
 
 
-@pytest.mark.turns(12)
 def test_nothing_is_left_on_the_host(built: Built) -> None:
     """Tensors on meta do not mix with the host's, so a model that runs there runs on CUDA."""
     driver = Driver(load_ranks(built.folder, device="meta"), device="meta")

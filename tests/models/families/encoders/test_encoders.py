@@ -13,8 +13,6 @@ from pooled import Params, load_pooled, pool
 from tiny import ENCODERS, tiny_checkpoint
 from torch import Tensor
 
-pytestmark = pytest.mark.slow(2)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -61,7 +59,6 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(case, folder, [hf_hidden(folder, text) for text in TEXTS])
 
 
-@pytest.mark.turns(7)
 def test_hidden_states_are_worth_comparing(built: Built) -> None:
     """A model whose states do not depend on the token, or on its company, would pass by chance."""
     assert built.expected[2].std(0).mean() > 0.1
@@ -73,7 +70,6 @@ def test_packed_texts(built: Built) -> None:
     assert_near(run(load_ranks(built.folder), TEXTS), built.expected)
 
 
-@pytest.mark.turns(7)
 @pytest.mark.usefixtures("cpu_kernels", "threads")
 def test_a_text_has_the_same_bits_in_any_company(built: Built) -> None:
     ranks = load_ranks(built.folder)
@@ -85,7 +81,6 @@ def test_a_text_has_the_same_bits_in_any_company(built: Built) -> None:
         assert torch.equal(alone, other)
 
 
-@pytest.mark.turns(7)
 def test_pairs_of_texts(built: Built) -> None:
     seconds = [len(text) // 2 for text in TEXTS]
     hidden = run(load_ranks(built.folder), TEXTS, seconds)
@@ -97,13 +92,11 @@ def test_pairs_of_texts(built: Built) -> None:
     assert float((expected[2] - built.expected[2]).abs().max()) > 0.01
 
 
-@pytest.mark.turns(7)
 def test_spread_over_ranks(built: Built) -> None:
     for size in (2, 4):
         assert_near(run(load_ranks(built.folder, size), TEXTS), built.expected)
 
 
-@pytest.mark.turns(7)
 def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
     ours = torch.cat(run(load_ranks(built.folder, dtype=torch.bfloat16), TEXTS))
     assert ours.dtype == torch.bfloat16
@@ -112,7 +105,6 @@ def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
     assert 0 < distance(ours, expected) < 1.3 * distance(theirs, expected)
 
 
-@pytest.mark.turns(7)
 def test_nothing_is_left_on_the_host(built: Built) -> None:
     """Tensors on meta do not mix with the host's, so a model that runs there runs on CUDA."""
     hidden = run(load_ranks(built.folder, device="meta"), TEXTS, [2] * len(TEXTS), device="meta")
@@ -130,7 +122,6 @@ HEADS = [
 ]
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("case", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_heads(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -147,7 +138,6 @@ def test_heads(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
         assert distance(torch.cat(answers), torch.cat(expected)) < 0.1
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_of_a_masked_language_model_the_trunk_is_loaded(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(f"{family}ForMaskedLM", tmp_path)

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from models.config import ConfigError
 
-pytestmark = pytest.mark.slow(2)
-
 SIZE, INNER, HEADS, LAYERS = 48, 40, 6, 2
 CONFIG = {
     "architectures": ["JinaBertForMaskedLM"],

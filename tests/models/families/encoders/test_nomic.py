@@ -15,8 +15,6 @@ from torch import Tensor
 
 from models.config import ConfigError, read_config
 
-pytestmark = pytest.mark.slow(2)
-
 NOMIC = {
     "n_embd": 32,
     "n_head": 4,

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 import transformers
 from adapted import enter
@@ -14,8 +13,6 @@ from tiny import tiny_checkpoint
 
 from models.lora.task_folder import has_tasks, make_folder, task_adapters
 
-pytestmark = pytest.mark.slow(2)
-
 
 def test_a_published_checkpoint_is_read_without_its_adapters(tmp_path: Path) -> None:
     saved = tiny_checkpoint("JinaEmbeddingsV3Model", tmp_path / "saved")
@@ -25,7 +22,6 @@ def test_a_published_checkpoint_is_read_without_its_adapters(tmp_path: Path) -> 
         assert_near(run(load_ranks(published, ranks), TEXTS), expected)
 
 
-@pytest.mark.turns(3)
 def test_adapters_of_peft_find_their_layers_in_both_layouts(tmp_path: Path) -> None:
     saved = tiny_checkpoint("JinaEmbeddingsV3Model", tmp_path / "saved")
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2", "word_embeddings"]

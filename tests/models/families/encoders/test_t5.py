@@ -15,8 +15,6 @@ from torch import nn
 
 from server.offline.llm import LLM
 
-pytestmark = pytest.mark.slow(3)
-
 st = Later("sentence_transformers")
 modules = Later("sentence_transformers.sentence_transformer.modules")
 transformers = Later("transformers")

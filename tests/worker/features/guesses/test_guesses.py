@@ -113,7 +113,6 @@ def assert_same(found: Sequence[Written], truth: Sequence[Written]) -> None:
         assert one.answer == other.answer
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses of all rows are right, partly right and wrong, in steps of several sequences."""
@@ -131,7 +130,6 @@ def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.Monk
             )
 
 
-@pytest.mark.turns
 @settings(max_examples=25, deadline=None)
 @given(plan=PLANS, name=st.integers(0, 11), first=st.integers(0, 2), count=st.integers(1, 3))
 def test_any_guesses(
@@ -159,7 +157,6 @@ def plain(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     runner.close()
 
 
-@pytest.mark.slow
 def test_without_kernels_tokens_are_the_same_and_logprobs_nearly(plain: Runner) -> None:
     """The products of torch differ in the last digits by the number of rows."""
     for name, asked in each_option(plain).items():
@@ -191,14 +188,12 @@ def compare(architecture: str, folder: Path, **options: Any) -> None:
     runner.close()
 
 
-@pytest.mark.turns(12)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("architecture", DAILY + WITH_STATES)
 def test_kinds_of_models(architecture: str, dtype: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype=dtype)
 
 
-@pytest.mark.turns(28)
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_all_other_models(architecture: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype="bfloat16")
@@ -209,7 +204,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"))
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option_of_a_hybrid(hybrid: Path, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(hybrid, **SIZES, dtype="bfloat16", cpu_threads=2, guesses=True)

@@ -30,7 +30,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_states_are_those_without_guesses(
     hybrid: Path, by_torch: bool, monkeypatch: pytest.MonkeyPatch

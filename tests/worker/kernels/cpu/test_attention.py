@@ -30,7 +30,7 @@ SHAPES = [
 """Query heads for each key head, key heads, dimensions."""
 
 
-pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.slow(2)]
+pytestmark = [pytest.mark.usefixtures("threads")]
 
 
 def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
@@ -49,7 +49,6 @@ def test_equals_the_reference(table: Table, dtype: torch.dtype, new: list[int], 
         assert_near(table["attention"](q, kv, step, scale=dim**-0.5), exact)
 
 
-@pytest.mark.turns(3)
 @by_pairs(dtype=DTYPES, softcap=[None, 0.7, 50.0], window=[None, 1, 63, 64, 200, 10_000])
 def test_windows_and_capped_scores(
     table: Table, dtype: torch.dtype, window: int | None, softcap: float | None

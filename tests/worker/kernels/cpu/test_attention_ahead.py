@@ -59,7 +59,6 @@ def masks_of_transformers(family: str, length: int, items: list[range], window: 
     return {kind: mask[0, 0] == 0 for kind, mask in masks.items()}
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
 def test_the_mask_is_that_of_transformers(table: Table, family: str, dtype: torch.dtype) -> None:
@@ -83,7 +82,6 @@ def test_the_mask_is_that_of_transformers(table: Table, family: str, dtype: torc
             assert_near(reference.attention(q.float(), kv.float(), step, **limits), expected)
 
 
-@pytest.mark.turns(3)
 @by_pairs(dtype=DTYPES, softcap=[None, 5.0], window=[None, 1, 70, 1000], added=["", "sinks", "slopes"])
 def test_equals_the_definition_with_every_limit(
     table: Table, dtype: torch.dtype, softcap: float | None, window: int | None, added: str

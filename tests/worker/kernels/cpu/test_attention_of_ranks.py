@@ -11,7 +11,7 @@ from models.ops import context_ops
 from models.ops.context_ops import CHUNK
 from worker.kernels.cpu.operations import Table
 
-pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.slow(2)]
+pytestmark = [pytest.mark.usefixtures("threads")]
 
 LENGTHS = [1, 256, 257, 700, 1300]
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.kernels.cpu.operations import Table
 
-pytestmark = pytest.mark.slow(2)
-
 DIMS = (32, 64, 80, 96, 128, 256, 512)
 CACHES = [
     (torch.float32, torch.float32),

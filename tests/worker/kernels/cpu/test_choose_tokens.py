@@ -13,8 +13,6 @@ from models.context import ForwardContext
 from models.ops import latent_ops
 from worker.kernels.cpu.operations import Table
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = ((64, 128, 64), (32, 128, 64), (5, 36, 10), (3, 16, 16), (1, 130, 64))
 """Heads, the width of each, and how much of it is rotated."""
@@ -53,7 +51,6 @@ def assert_alike(chosen: Tensor, expected: Tensor) -> None:
     assert others <= 3 + 2e-3 * chosen.numel()
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_equals_the_reference(level: str, dtype: torch.dtype, threads: int) -> None:

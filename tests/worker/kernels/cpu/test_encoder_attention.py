@@ -9,8 +9,6 @@ from models.ops import encoder_ops
 from models.ops.encoder_ops import Distances
 from worker.kernels.cpu.operations import Table
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 LENGTHS = [7, 1, 300, 64, 20]
 REACH = 5

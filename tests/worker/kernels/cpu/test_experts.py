@@ -16,8 +16,6 @@ from worker.kernels.cpu.experts import ExpertTable
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantization import SCHEMES
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 EXPERTS, CHOSEN = 6, 3
 

@@ -16,8 +16,6 @@ from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
 from worker.kernels.cpu.quantization import Quantized
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = (1, 5, 13)
 GROUPS = (8, 32, 96, 128, 1000, 0)

@@ -87,7 +87,6 @@ def test_place_0_may_be_seen_by_none_but_itself(
     assert_near(out[behind], exact[behind])
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_equals_the_reference(level: str, dtype: torch.dtype, threads: int) -> None:
@@ -111,7 +110,6 @@ def test_without_rotation(level: str, dtype: torch.dtype) -> None:
     assert_same_bits(table_of(level)["latent_attention"](*given, scale=_SCALE), turned)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sequence_has_the_same_bits_in_any_batch(level: str, dtype: torch.dtype) -> None:
     """Alone, its chunks are shared by threads, and its products have fewer rows."""
@@ -137,7 +135,6 @@ def cut(layer: Layer, table: Table, ends: Sequence[int], *, apart: bool) -> Tens
     return layer.attended(table, step, slice(ends[0], ends[-1]))
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SHAPES[:4], ids=str)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(level: str, dtype: torch.dtype, sizes: Sizes) -> None:
@@ -153,7 +150,6 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(level: str, dtype: torch.d
         assert_same_bits(cut(layer, table, range(length + 1), apart=False), at_once)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_chosen_rows_are_read_as_a_sequence_of_their_own(

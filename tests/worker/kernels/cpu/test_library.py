@@ -3,10 +3,8 @@
 import errno
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from models.ops import SPECIFIED
 from worker.host import private_folder
 from worker.kernels import check
 from worker.kernels.cpu import library, operations, torch_operations
-from worker.kernels.cpu.library import LEVELS, BuildError, Level, levels_here, open_library
+from worker.kernels.cpu.library import BuildError, Level, levels_here, open_library
 
 FAKE = Level("fake", (), ())
 
@@ -213,23 +211,6 @@ def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("build-*"))
 
 
-@pytest.mark.turns(14)
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("level", [level for level in LEVELS if level.name not in NAMES])
-def test_levels_that_cannot_run_here_can_be_built(
-    level: Level, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A quarter of the sources each time: all of them take a minute and more."""
-    quickly = replace(level, flags=(*level.flags, "-O0"))  # half of the time
-    some = shutil.copytree(library.SOURCES, tmp_path / "sources")
-    longest_first = sorted(some.glob("*.c"), key=lambda source: (-source.stat().st_size, source.name))
-    for number, source in enumerate(longest_first):
-        if number % 4 != part:
-            source.unlink()
-    monkeypatch.setattr(library, "SOURCES", some)
-    assert library.build(quickly, tmp_path / "built").stat().st_size > 0
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -318,7 +299,6 @@ def test_the_check_finds_nothing_wrong(name: str, caplog: pytest.LogCaptureFixtu
     assert caplog.messages == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not NAMES, reason="there are no kernels for this processor")
 def test_the_check_finds_what_is_wrong() -> None:
     table = table_of(NAMES[-1])

@@ -22,8 +22,6 @@ from worker.kernels.cpu.quantization import (
     quantize,
 )
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (31, 5), (32, 32), (33, 65), (70, 127), (100, 600)]
 """(outputs, inputs): less than a panel and a group, whole ones and a rest, odd and even inputs."""
@@ -201,7 +199,6 @@ def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
     assert relative_error(gated.float(), expected) < 2 * ERRORS[name]
 
 
-@pytest.mark.turns
 def test_the_check_at_start_distinguishes_schemes(table: Table, plain: Table, name: str) -> None:
     assert check.wrong(table, plain) == []
     for other in SCHEMES.keys() - {name}:

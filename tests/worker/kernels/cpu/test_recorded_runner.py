@@ -33,7 +33,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", folder, head_dim=16, max_position_embeddings=1024)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("bfloat16", None), ("float32", None), ("bfloat16", "int8")]

@@ -141,7 +141,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", [*DECODERS, *VARIANTS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_decoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -164,7 +163,6 @@ def mixes() -> Iterator[list[int]]:
             yield [chance.randint(1, most) for _ in range(rows)]
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", REPLAYED_ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_encoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:

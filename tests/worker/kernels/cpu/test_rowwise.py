@@ -13,8 +13,6 @@ from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
 
-pytestmark = pytest.mark.slow(2)
-
 KINDS = [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)]
 """Types of rows and of weights."""
 WIDTHS = [1, 7, 16, 64, 67, 576]

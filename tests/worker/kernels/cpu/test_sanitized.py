@@ -12,7 +12,7 @@ import pytest
 
 from worker.kernels.cpu.library import levels_here
 
-pytestmark = [pytest.mark.slow(28), pytest.mark.timeout(600)]  # the first one compiles the library, too
+pytestmark = [pytest.mark.timeout(600)]  # the first one compiles the library, too
 
 ROOT = Path(__file__).parents[4]
 FILES = (

@@ -13,8 +13,6 @@ from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantization import SCHEMES
 
-pytestmark = pytest.mark.slow(2)
-
 DTYPES = [torch.float32, torch.bfloat16]
 INPUTS = [16, 80, 208, 576, 1536, 2048]
 """Sections of 2 to 256 inputs: of one pair, with rests beside vectors, tiles and groups, and without."""

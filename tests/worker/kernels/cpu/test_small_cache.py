@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1, 8), (3, 2, 24), (8, 1, 40), (2, 2, 64), (5, 1, 96), (2, 2, 128), (4, 1, 256), (1, 1, 512)]
 """Query heads for each key head, key heads, dimensions."""
 
-pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.slow(2)]
+pytestmark = [pytest.mark.usefixtures("threads")]
 
 
 def compare(

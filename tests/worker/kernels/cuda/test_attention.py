@@ -29,7 +29,6 @@ def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> T
     return wide.to(DEVICE)[:-3, :heads]
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("new", "total", "group", "kv_heads", "dim", "block_size"),
@@ -62,7 +61,6 @@ def test_attention_is_that_of_its_definition(
     assert_near(out, exact.attention(q, kv, step, scale=0.2))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("tokens", [2, 3, 20])
 def test_each_half_of_a_step_has_a_plan_of_its_own(tokens: int) -> None:
     """The plan of the whole step names rows and tokens which a half does not have."""
@@ -78,7 +76,6 @@ def test_each_half_of_a_step_has_a_plan_of_its_own(tokens: int) -> None:
     assert_near(torch.cat(found), expected)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limits", [{"window": 24}, {"window": 1}, {"softcap": 5.0}])
 def test_windows_and_caps(dtype: torch.dtype, limits: dict[str, float]) -> None:
@@ -89,7 +86,6 @@ def test_windows_and_caps(dtype: torch.dtype, limits: dict[str, float]) -> None:
     assert_near(out, exact.attention(q, kv, step, scale=0.2, **limits))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sinks_take_their_share_once(dtype: torch.dtype) -> None:
     step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
@@ -99,7 +95,6 @@ def test_sinks_take_their_share_once(dtype: torch.dtype) -> None:
     assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, sinks=sinks))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_fall_with_distance(dtype: torch.dtype) -> None:
     step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
@@ -111,7 +106,6 @@ def test_scores_fall_with_distance(dtype: torch.dtype) -> None:
         assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, **limits))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limits", [{}, {"window": 24}, {"softcap": 5.0, "sinks": True}, {"slopes": True}])
 def test_tokens_of_pictures_see_all_of_their_picture(
@@ -154,7 +148,6 @@ def test_blocks_of_no_row_write_nothing() -> None:
     assert_near(OPERATIONS["attention"](q, kv, step, scale=0.2)[:1], expected[:1])
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("lengths", "group", "kv_heads", "dim", "window", "reach"),
@@ -196,7 +189,6 @@ def test_what_the_kernels_do_not_know_is_left_to_the_reference() -> None:
     assert step.plan is None
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, dtype: torch.dtype) -> None:
@@ -208,7 +200,6 @@ def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, dtype: torch.dtype) -
     assert_near(reference.attention(q, kv, step, scale=0.2), out)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("softcap", [None, 20.0])
 def test_scales_of_a_cache_are_multiplied(softcap: float | None) -> None:
     """Scales of keys are part of the scores' scale, and those of values of the results; splits are joined."""

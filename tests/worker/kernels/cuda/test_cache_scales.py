@@ -24,8 +24,6 @@ from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.command import cache_dtype_on
 from worker.kernels.cuda.operations import cuda_operations
 
-pytestmark = pytest.mark.slow(2)
-
 E4M3 = torch.float8_e4m3fn
 PROMPT = [7, 80, 300, 12, 55, 9, 9, 41, 17]
 

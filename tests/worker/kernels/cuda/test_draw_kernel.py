@@ -54,7 +54,6 @@ def some_logits(rows: int, width: int, spread: float = 3) -> Tensor:
     return logits.to(DEVICE)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("rows", "share", "width", "spread"),
     [
@@ -99,7 +98,6 @@ def assert_drawn_by(shares: Tensor, tokens: Tensor) -> None:
     assert low < distance < high
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("drawn_by", "count", "width", "top_k", "top_p", "growing"),
     [
@@ -125,7 +123,6 @@ def test_tokens_come_as_often_as_they_should(
     assert_drawn_by(kept_shares(logits, temperature, top_k, top_p), drawn_by(grouped, wanted))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (20, 1.0, 0.0), (0, 0.9, 0.0)])
 def test_tokens_are_drawn_by_one_filter(top_k: int, top_p: float, min_p: float) -> None:
     grouped = GroupedLogits(some_logits(6, 4096 + 77), BY_TORCH)
@@ -158,7 +155,6 @@ def test_a_draw_is_four_launches_however_many_rows_it_has(rows: int, bounded: bo
     ]
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("spread", [0.0, 1e-4, 0.05, 1.0, 10.0, 40.0])
 def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
     """Where all logits are equal, more masses lie in the last window than have room in its list."""
@@ -167,7 +163,6 @@ def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
     assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
 
 
-@pytest.mark.slow(3)
 def test_floors_of_top_p_are_found_among_few_masses_of_a_large_vocabulary() -> None:
     """No row is searched whole. The first window tells enough, but for a row whose masses are all alike."""
     spread = torch.tensor([[9.0], [3.0], [0.1]])  # the last row of logits is drawn first

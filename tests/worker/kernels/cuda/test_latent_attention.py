@@ -74,7 +74,6 @@ class Layer:
         assert_near(torch.nan_to_num(cache, 9.0), torch.nan_to_num(expected_cache, 9.0))
 
 
-@pytest.mark.turns(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("new", "total", "sizes", "block_size"),

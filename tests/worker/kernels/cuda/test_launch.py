@@ -34,7 +34,6 @@ print(compilations(), heard)
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.mark.slow
 def test_what_is_compiled_is_counted_and_what_is_found_is_not(tmp_path: Path) -> None:
     printed = run_uninterpreted(PROGRAM, TRITON_CACHE_DIR=str(tmp_path)).stdout
     assert printed.split() == ["1", "[False,", "True]"], "another listener hears of both"

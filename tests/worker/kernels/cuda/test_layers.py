@@ -16,8 +16,6 @@ from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 
-pytestmark = pytest.mark.slow(2)
-
 OPERATIONS = cuda_operations(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -76,7 +74,6 @@ def prepared(x: Tensor, weight: Tensor | None, prep: HeadPrep) -> Tensor:
     return x if prep.cos_sin is None else exact.rotate(x, prep.cos_sin)
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("dim", "rotated", "group"),
@@ -128,7 +125,6 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
         OPERATIONS["activation"](values(2, 4), "swish")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows for other ranks' experts are never written
 def test_the_check_at_start_finds_what_is_wrong() -> None:
     assert check.wrong(OPERATIONS, target=DEVICE) == []

@@ -103,7 +103,6 @@ def assert_right(run: Run, reference: Run, states: Tensor, exact: Tensor, x: Ten
     assert torch.equal(states[USED], after[USED])
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("dtype", "shape", "takes_turns", "most_rate"),
     [
@@ -133,7 +132,6 @@ def test_gated_delta(
     assert_right(run, reference, states, exact, x)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("dtype", "shape", "limits"),
     [
@@ -164,7 +162,6 @@ def test_selective_scan(
     assert_right(run, reference, states, exact, x)
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "taps", "kind"), [(140, 4, "silu"), (33, 3, None), (5, 2, "silu")])
 def test_causal_conv(dtype: torch.dtype, channels: int, taps: int, kind: str | None) -> None:
@@ -192,7 +189,6 @@ def test_a_prompt_longer_than_a_tile_is_convolved() -> None:
     assert_near(states[[3, 5]], exact[[3, 5]])
 
 
-@pytest.mark.slow(3)
 def test_rows_of_any_length_are_convolved_together() -> None:
     """Rows begin anywhere in a tile, and states are written where they were read."""
     new = [1 + 7 * row % 5 for row in range(70)] + [40, 1]

@@ -163,7 +163,6 @@ def test_the_scan_of_any_rows_is_exact(exact_tiles: None, rows: list[Row], card:
     assert_right(scan(sum(row.new for row in rows), torch.float32), rows, card)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("card", [LARGE, SMALL])
 @pytest.mark.parametrize("shape", [(2, 4, 64, 5), (1, 1, 128, 40), (1, 1, 256, 20)])
 def test_heads_of_all_widths_in_bfloat16(shape: tuple[int, ...], card: Card) -> None:

@@ -117,7 +117,6 @@ def written(models: dict[str, Callable[[Path], Path]], folder: Path) -> dict[str
     return {name: write(folder / str(number)) for number, (name, write) in enumerate(models.items())}
 
 
-@pytest.mark.turns(28)
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize(
     ("capability", "cache"), [(90, "bfloat16"), (89, "float8_e4m3fn"), (80, "float8_e5m2"), (100, "bfloat16")]
@@ -132,7 +131,6 @@ def test_what_steps_need_is_listed_before_they_begin(
     assert missing == {name: [] for name in models}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of numbers that nobody reads
 def test_what_proves_kernels_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_variants, "one_of_each", list)  # names need kernels that are compiled
@@ -187,7 +185,6 @@ NEEDLESS = {
 }
 
 
-@pytest.mark.slow
 def test_no_more_is_proved_than_a_model_calls(tmp_path: Path) -> None:
     folders = written({name: MODELS[name] for name in PROVED}, tmp_path)
     *lines, most = run_uninterpreted(PROOFS, *folders.values()).stdout.splitlines()
@@ -215,7 +212,6 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
-@pytest.mark.slow(3)
 def test_a_start_imports_no_compiler_of_torch(tmp_path: Path) -> None:
     """Torch's own rules for tensors without memory import it: that took a third of a start."""
     names = "plain", "windows, caps", "encoder", "experts"

@@ -32,7 +32,6 @@ print(compilations(), all(each.asm["cubin"] for each in made))
 MANAGER = {"TRITON_CACHE_MANAGER": "worker.kernels.cuda.compiling.image_cache:ImageCache"}
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
 ]
 

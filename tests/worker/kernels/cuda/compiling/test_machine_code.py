@@ -174,7 +174,6 @@ ROUNDED = {"round_rows"}
 """Kernels of e4m3, which cards before 8.9 do not start: they widen what is stored in it."""
 
 
-@pytest.mark.turns
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("capability", CAPABILITIES)

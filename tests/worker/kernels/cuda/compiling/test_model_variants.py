@@ -71,27 +71,23 @@ def of_ranks(folder: Path, program: str) -> list[str]:
     return run_uninterpreted(RANKS + program, folder).stdout.splitlines()
 
 
-@pytest.mark.slow
 def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
     """Four heads share two key heads, and of four ranks two have the same key head."""
     tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
     assert of_ranks(tmp_path, HEADS) == ["[(2, 2)]", "[(1, 2)]", "[(1, 1)]"]
 
 
-@pytest.mark.slow
 def test_stages_have_the_kernels_of_their_layers_and_the_last_one_draws(tmp_path: Path) -> None:
     tiny_checkpoint("Qwen3ForCausalLM", tmp_path, num_hidden_layers=2)
     assert of_ranks(tmp_path, STAGES) == ["False True True True", "True"]
 
 
-@pytest.mark.slow
 def test_ranks_and_replicas_that_share_whole_experts_have_their_variants(tmp_path: Path) -> None:
     """A rank multiplies alike whoever shares experts with it, but one by one in the other transport."""
     tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, num_experts=8)
     assert of_ranks(tmp_path, EXPERTS) == ["True"] * 5
 
 
-@pytest.mark.slow
 def test_a_cpu_needs_no_triton(tmp_path: Path) -> None:
     tiny_checkpoint("LlamaForCausalLM", tmp_path)
     program = """
@@ -175,7 +171,6 @@ with compiling(lambda: [Broken()], None):
 """
 
 
-@pytest.mark.slow
 def test_kernels_compile_while_weights_load_and_what_fails_stops_nothing(tmp_path: Path) -> None:
     recipe = Recipe(method="awq", group=32, symmetric=False)
     folder = write_pair(tmp_path, recipe, "Qwen3ForCausalLM", hidden_size=64, intermediate_size=96).packed

@@ -18,8 +18,6 @@ from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import experts as experts_module
 
-pytestmark = pytest.mark.slow(2)
-
 OPERATIONS = cuda_operations(Card(90, 4))
 EXPERTS, SIZE, INNER = 5, 96, 44
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -62,7 +60,6 @@ def choices(tokens: int, chosen: int) -> tuple[Tensor, Tensor]:
     return ids.int(), torch.rand(tokens, chosen)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("form", ["plain", "quantized", "differing"])
 @pytest.mark.parametrize("tokens", [1, 43])
 def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +169,6 @@ def test_bytes_that_are_moved_are_what_kernels_read(form: str) -> None:
     assert torch.equal(compute(EXPERTS - 1), first)
 
 
-@pytest.mark.slow
 def test_experts_that_were_widened_are_not_moved() -> None:
     gate_up, down = (
         OPERATIONS["collect_experts"]([parameter(matrix) for matrix in matrices])

@@ -65,7 +65,6 @@ for name, (bits, group, kind, *_) in forms.items():
 """
 
 
-@pytest.mark.turns(8)
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("capability", [80, 90])

@@ -121,7 +121,6 @@ def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert error < TOLERANCE[dtype], error
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("name", forms())
 def test_products_are_those_of_the_numbers(name: str) -> None:
     matrix = forms()[name]
@@ -139,7 +138,6 @@ def test_products_are_those_of_the_numbers(name: str) -> None:
     assert_close(wide, expected[:3], FP32)
 
 
-@pytest.mark.slow
 def test_inputs_are_split_where_outputs_are_few() -> None:
     matrix = grouped(4, 32, 1111)
     packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
@@ -149,7 +147,6 @@ def test_inputs_are_split_where_outputs_are_few() -> None:
     assert_close(out, exact(x, matrix) + bias.double(), FP32)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("rows", [3, 130])
 def test_gates_and_activations_follow(rows: int) -> None:
     matrix = grouped(4, 32, 96, FP32)

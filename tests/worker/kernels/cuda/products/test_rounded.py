@@ -89,7 +89,6 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
     assert error < TOLERANCE, error
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("inputs", "group"), [(300, 0), (8300, 0), (300, 128), (1152, 128)])
 def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     weight, x = packed(matrix(16, inputs, group)), rows_of(19, inputs)
@@ -108,7 +107,6 @@ def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     assert (found[:, inputs:] == 0).all()
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("card", [ADA, HOPPER], ids=["8.9", "9.0"])
 @pytest.mark.parametrize("rows", COUNTS)
 def test_products_with_scales_of_rows(card: Card, rows: int) -> None:
@@ -121,7 +119,6 @@ def test_products_with_scales_of_rows(card: Card, rows: int) -> None:
     assert_close(wide, exact(x, given))
 
 
-@pytest.mark.turns
 def test_the_number_of_rows_does_not_change_how_one_is_rounded() -> None:
     weight, x = packed(matrix(96, 300, 0)), rows_of(131, 300)
     alone = torch.cat([multiply(HOPPER, x[row : row + 1], weight) for row in (0, 64, 130)])
@@ -140,7 +137,6 @@ def blocks_by_hand(
     return (wide_x @ wide).to(BF16)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("inputs", "rows"), [(256, 1), (640, 131)])
 def test_blocks_are_multiplied_on_hopper(inputs: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own rules for this product are those of its shapes on "meta": it takes what it is given."""
@@ -158,7 +154,6 @@ def test_blocks_are_multiplied_on_hopper(inputs: int, rows: int, monkeypatch: py
     assert_close(multiply(HOPPER, x, weight, bias), exact(x, given) + bias.double())
 
 
-@pytest.mark.turns
 def test_inputs_keep_16_bits_where_torch_does_not_multiply() -> None:
     """Cards before 8.9 have no such products, 8.9 has none of blocks, and 9.0 none that were found wrong."""
     rows, blocks = matrix(96, 256, 0), matrix(128, 256, 128, blocks=True)
@@ -192,7 +187,6 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
         assert rounded.describe_rounding([nothing], card) is None
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("name", "rounds"), [("per tensor", True), ("FBGEMM's rows", True), ("rows", False)])
 def test_checkpoints_say_whether_inputs_are_rounded(name: str, rounds: bool, tmp_path: Path) -> None:
     """Methods of fp8 mean inputs of 8 bits; compressed-tensors says so for each group of modules."""
@@ -235,7 +229,6 @@ def static(inputs: int, scale: float | None = SCALE) -> Grouped:
     return matrix(32, inputs, 0, input_scale=scale)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("inputs", "rows"), [(300, 131), (1100, 4)])
 def test_inputs_are_rounded_by_the_scale(inputs: int, rows: int) -> None:
     given, x = static(inputs), torch.randn(rows, inputs) * 2

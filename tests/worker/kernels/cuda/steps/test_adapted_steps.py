@@ -60,7 +60,6 @@ def expected(folders: list[Path]) -> list[dict[int, list[int]]]:
     return found
 
 
-@pytest.mark.turns(7)
 def test_tokens_are_those_of_the_cpu_and_no_step_was_computed_as_it_comes(
     folders: list[Path], expected: list[dict[int, list[int]]], device: Interpreted
 ) -> None:

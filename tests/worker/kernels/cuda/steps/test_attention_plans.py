@@ -55,7 +55,6 @@ def test_plans_are_sent_with_every_step_but_the_first() -> None:
     assert lay_out(layout, [0], [1]).plan is not None
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("heads", [Heads(8, 2, 64), Heads(64, 8, 64), Heads(16, 1, 576, 128)])
 def test_single_tokens_are_split_on_the_device_as_on_the_host(heads: Heads) -> None:
     drawn, key = random.Random(1), (heads, torch.bfloat16, True)

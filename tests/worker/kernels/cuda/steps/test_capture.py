@@ -45,7 +45,6 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[repo
         monkeypatch.setattr(torch.cuda, context, anything)
 
 
-@pytest.mark.slow
 def test_what_the_work_reads_lives_as_long_as_its_replay() -> None:
     """A plan that only the work holds: a card would read its memory in each replay, whoever has it then."""
     plan = torch.arange(4)

@@ -92,7 +92,6 @@ def test_a_replayed_mixed_step_is_one_copy_and_what_writes_tables(
     assert len(counted.operations) <= OPERATIONS_OF_A_MIXED_STEP, counted.operations
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", LAUNCHES_OF_A_LAYER)
 def test_a_layer_is_a_few_launches(architecture: str, tmp_path: Path) -> None:
     """Steps of single tokens have one launch of attention, others two, which begin with zeros."""

@@ -31,7 +31,6 @@ def answers(target: Path, method: str, head: Path) -> tuple[list[list[int]], Dra
         return [tokens for tokens, _ in answer(engine, ASKED)], drafted
 
 
-@pytest.mark.turns(5)
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "eagle", "mtp"])
 def test_answers_and_guesses_are_those_of_the_cpu(
     method: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -109,7 +109,6 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
             assert a.values == pytest.approx(b.values, abs=1e-4)
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize(
     ("architecture", "steps_ahead"),
     [
@@ -152,7 +151,6 @@ def test_results_are_those_of_the_cpu(
     assert all(set(device.graphs.replayed) & {*kind} for kind in kinds), "steps of all kinds were replayed"
 
 
-@pytest.mark.slow
 def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Pairs of texts too, and a text that is too long for graphs is computed as it comes."""
     folder = tiny_checkpoint("BertModel", tmp_path, num_hidden_layers=2)
@@ -185,7 +183,6 @@ SINGLE, TO_TOKENS, SINGLE_TO_LOGITS, TO_HIDDEN = 0, 3, 4, 7
 """The numbers of the first graph of each kind: of three sizes of single tokens, and one of prompts."""
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize(
     ("most_samples", "draws", "replayed"),
     [
@@ -309,7 +306,6 @@ def test_a_long_sequence_is_split_in_a_graph_as_by_itself() -> None:
     assert short.tokens[short.rows == 0].tolist() == [31 << 16 | split for split in range(32)]
 
 
-@pytest.mark.slow
 def test_a_graph_is_at_most_twice_as_large_as_its_step(
     tmp_path: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

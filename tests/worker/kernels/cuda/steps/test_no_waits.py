@@ -117,13 +117,11 @@ def generates_without_waiting(config: WorkerConfig) -> None:
     assert device.replays == 4, "every step is a graph"
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in (WAITING, *CPU_ONLY)])
 def test_decoders_wait_for_nothing(architecture: str, tmp_path: Path) -> None:
     generates_without_waiting(config_of(tiny_checkpoint(architecture, tmp_path)))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("architecture", CPU_ONLY)
 def test_what_has_no_kernels_is_refused_before_weights_are_read(architecture: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(architecture, tmp_path)
@@ -138,7 +136,6 @@ def test_what_waits_is_noticed(tmp_path: Path) -> None:
         generates_without_waiting(config_of(tiny_checkpoint(WAITING, tmp_path)))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -155,7 +152,6 @@ def test_quantized_decoders_wait_for_nothing(recipe: Recipe, tmp_path: Path) -> 
     generates_without_waiting(config_of(folder))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
 def test_fp8_decoders_wait_for_nothing(architecture: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(architecture, tmp_path, hidden_size=128, intermediate_size=128)
@@ -190,7 +186,6 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
 
 
-@pytest.mark.turns(8)
 @pytest.mark.parametrize(("graphs", "draws"), [(False, True), (True, True), (False, False)])
 def test_sampling_waits_for_nothing(qwen: Path, graphs: bool, draws: bool) -> None:
     """Each option alone, and all of them in one step; where the kernel draws wrong, torch draws."""
@@ -205,7 +200,6 @@ def test_sampling_waits_for_nothing(qwen: Path, graphs: bool, draws: bool) -> No
     assert bool(device.replays) is graphs
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("graphs", [False, True])
 def test_bounds_wait_for_nothing_but_themselves(
     qwen: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
@@ -278,7 +272,6 @@ LABELS = [
 TOKEN_LABELS = [Pooling(task="token_classify"), Pooling(task="token_classify", use_activation=False)]
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", REPLAYED_ENCODERS)
 def test_encoders_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(f"{family}Model", tmp_path / "vectors")
@@ -289,7 +282,6 @@ def test_encoders_wait_for_nothing(family: str, tmp_path: Path) -> None:
     pools_without_waiting(config_of(folder), TOKEN_LABELS)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification"])
 def test_many_texts_are_pooled_by_as_many_operations_as_two(tmp_path: Path, architecture: str) -> None:
     config = config_of(tiny_checkpoint(architecture, tmp_path), max_num_seqs=40)
@@ -304,7 +296,6 @@ def test_many_texts_are_pooled_by_as_many_operations_as_two(tmp_path: Path, arch
     assert found[0] == found[1]
 
 
-@pytest.mark.turns(6)
 @pytest.mark.parametrize("chunk", [LENGTH, 4])
 @pytest.mark.parametrize("mode", ["LAST", "CLS", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"])
 def test_pooling_waits_for_nothing(qwen: Path, mode: str, chunk: int) -> None:
@@ -312,7 +303,6 @@ def test_pooling_waits_for_nothing(qwen: Path, mode: str, chunk: int) -> None:
     pools_without_waiting(config, [*EMBEDDINGS, *TOKENS][:4], chunk)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("chunk", [LENGTH, 4])
 def test_step_pooling_waits_for_nothing(tmp_path: Path, chunk: int) -> None:
     """The host has the tokens, and so it knows which rows are answered."""
@@ -321,7 +311,6 @@ def test_step_pooling_waits_for_nothing(tmp_path: Path, chunk: int) -> None:
     pools_without_waiting(config_of(folder, pooler={"step_tag_id": 9}), TOKEN_LABELS, chunk)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["Qwen2ForRewardModel", "Qwen2ForSequenceClassification"])
 def test_rewards_and_scores_wait_for_nothing(tmp_path: Path, architecture: str) -> None:
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=False)

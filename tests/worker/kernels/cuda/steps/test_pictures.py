@@ -11,7 +11,6 @@ from qwen_pictured import OUTPUT, Pictured
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
 
 
-@pytest.mark.slow
 def test_tokens_behind_pictures_are_replayed(tmp_path: Path, device: Interpreted) -> None:
     pictured = Pictured.write("Qwen2VLForConditionalGeneration", tmp_path)
     runner = open_runner(tmp_path, max_num_seqs=3, block_size=4, max_model_len=40, num_gpu_blocks_override=64)

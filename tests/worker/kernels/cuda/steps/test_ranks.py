@@ -77,7 +77,6 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return generated(folder, REQUESTS, max_num_batched_tokens=MOST_TOKENS)[0]
 
 
-@pytest.mark.turns(14)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_one_rank(expected: dict[int, list[int]], run: Run, steps_ahead: int) -> None:
     tokens, reports = run(steps_ahead)
@@ -91,7 +90,6 @@ def test_tokens_are_those_of_one_rank(expected: dict[int, list[int]], run: Run, 
     assert first["alive"] == second["alive"] == 0, "NCCL closes no group that graphs refer to"
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_on_one_rank_is_left_out_on_all(expected: dict[int, list[int]], run: Run) -> None:
     """The second rank has no memory to rehearse one form, and the first none to capture another."""
     fails = {"1": {"rehearsals": [0]}, "0": {"captures": [5]}}
@@ -102,7 +100,6 @@ def test_what_does_not_fit_on_one_rank_is_left_out_on_all(expected: dict[int, li
     assert first["replayed"] and not without & set(second["replayed"])
 
 
-@pytest.mark.slow
 def test_stages_replay_what_lies_between_their_exchanges(expected: dict[int, list[int]], run: Run) -> None:
     """The stream comes before a replay and goes after it; the last stage chooses, and sends tokens back."""
     tokens, (first, last) = run(1, Layout(1, 2))

@@ -49,7 +49,6 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return tokens
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_the_cpu(
     folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
@@ -64,7 +63,6 @@ def test_tokens_are_those_of_the_cpu(
     assert len(replayed) > 5
 
 
-@pytest.mark.slow
 def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> None:
     """The tokens are those of a worker that makes no graphs."""
     folder = tiny_checkpoint("YoutuForCausalLM", tmp_path, num_hidden_layers=1)
@@ -78,7 +76,6 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     assert device.graphs.captured == []
 
 
-@pytest.mark.turns(7)
 def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> None:
     """A layer with a window has blocks of its own, which it gives back; tokens are those of all blocks."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -115,7 +112,6 @@ def found(runner: Runner) -> list[Form]:
     return [form for form in known if form is not None]
 
 
-@pytest.mark.slow(3)
 def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,7 +133,6 @@ def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
     runner.close()
 
 
-@pytest.mark.slow
 def test_a_graph_that_does_not_fit_is_left_out(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +170,6 @@ def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> No
     assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
 
 
-@pytest.mark.slow
 def test_a_row_that_is_not_finite_fails_alone_in_a_graph_of_more_rows(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
