@@ -11,18 +11,59 @@ TURN_OF_SLOW = 14
 """The days in which every test marked `slow` without a number has had its turn."""
 
 PARTS = {
-    "bench": 3,
-    "engine_core/joint_steps": 4,
-    "engine_core/ranks": 4,
+    "bench/test_start_and_engine.py": 14,
+    "engine_core/features/disk": 2,
+    "engine_core/features/faults": 3,
+    "engine_core/features/guesses/test_drafts.py": 3,
+    "engine_core/joint_steps": 7,
+    "engine_core/joint_steps/test_engines.py": 4,
+    "engine_core/ranks": 5,
+    "engine_core/ray_replicas": 14,
+    "engine_core/scheduling": 2,
+    "engine_core/test_all_faults.py": 4,
+    "engine_core/test_architectures.py": 14,
+    "engine_core/test_bound_models.py": 5,
+    "engine_core/test_draft_heads.py": 7,
+    "engine_core/test_draft_models.py": 7,
+    "engine_core/test_engine_processes.py": 4,
+    "engine_core/test_failed_steps.py": 4,
+    "engine_core/test_failed_steps_of_models.py": 7,
+    "engine_core/test_killed_engines.py": 3,
+    "engine_core/test_process.py": 4,
+    "engine_core/test_same_bits.py": 10,
+    "engine_core/test_sleep.py": 4,
+    "engine_core/test_sources_of_text.py": 3,
+    "engine_core/test_thinking_budget.py": 3,
+    "engine_core/test_whisper.py": 3,
     "gpu/test_parts.py": 28,
-    "models/conversion": 4,
-    "models/families": 5,
-    "models/gguf": 4,
-    "models/lora": 3,
+    "models/conversion/test_converted_classifiers.py": 5,
+    "models/conversion/test_converted_embedders.py": 5,
+    "models/demo": 7,
+    "models/families": 6,
+    "models/gguf": 5,
+    "models/lora": 5,
+    "models/ops/test_encoder_ops.py": 6,
+    "models/parallel": 5,
     "models/quantization": 5,
-    "worker/kernels/cpu": 3,
+    "models/vision": 4,
+    "worker/devices/test_pinned.py": 5,
+    "worker/features/guesses": 7,
+    "worker/kernels/cpu": 4,
+    "worker/kernels/cpu/test_sanitized.py": 28,
     "worker/kernels/cuda": 14,
+    "worker/kernels/cuda/compiling": 28,
+    "worker/kernels/cuda/steps": 28,
     "worker/ranks": 10,
+    "worker/sampling": 2,
+    "worker/test_document_models.py": 3,
+    "worker/test_gemma3_pictures.py": 3,
+    "worker/test_gemma4_pictures.py": 3,
+    "worker/test_heard_sounds.py": 3,
+    "worker/test_minicpmv.py": 3,
+    "worker/test_pictured_families.py": 5,
+    "worker/test_qwen_pictures.py": 4,
+    "worker/test_rank_process.py": 3,
+    "worker/test_start.py": 2,
 }
 """The parts in which folders and files of `tests` run, by their paths. Of several paths the longest holds."""
 
@@ -35,7 +76,8 @@ def waiting_on(day: int, tests: Iterable[tuple[str, Mark | None]]) -> set[str]:
 
     Of the cases of a test marked `turns` one runs, or an nth part of those marked `turns(n)`; of the tests
     of a file that are marked `slow` a fourteenth, or an nth part of those marked `slow(n)`. Of the cases of
-    a file in PARTS one part runs: all its tests have a case on the same days, as they share what was made for it.
+    a file in PARTS one part runs: all tests have the same cases on the same days, as they share what is made
+    for a case.
     """
     waiting: set[str] = set()
     sharing: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -64,7 +106,7 @@ def waiting_on(day: int, tests: Iterable[tuple[str, Mark | None]]) -> set[str]:
 
 
 def parts_of(file: str) -> int:
-    """Return in how many parts the tests of a file run, whose path begins with `tests/`; 0 if all run every day."""
+    """Return in how many parts the tests of a file, named from the root, run; 0 if all run every day."""
     path = file.removeprefix("tests/")
     found = [each for each in PARTS if path == each or path.startswith(f"{each}/")]
     return PARTS[max(found, key=len)] if found else 0
