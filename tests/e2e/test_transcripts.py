@@ -1,0 +1,19 @@
+"""What real servers answer to the requests in tests/transcripts is what is written there."""
+
+from pathlib import Path
+
+import pytest
+from later import Later
+from live import LiveServer
+
+live_transcripts, transcripts = map(Later, ("live_transcripts", "transcripts"))
+
+
+def test_the_demo_model(demo: LiveServer) -> None:
+    assert live_transcripts.changes("demo", demo) == []
+
+
+@pytest.mark.parametrize("name", ["decoder", "several"])
+def test_tiny_models(name: str, tmp_path: Path) -> None:
+    with live_transcripts.started(name, tmp_path) as server:
+        assert live_transcripts.changes(name, server) == []
