@@ -9,7 +9,7 @@ import httpx
 import pytest
 from live import LiveServer, keys, listens, wait_until
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.turns(4)
 
 LONG = 60.0
 

@@ -19,7 +19,7 @@ from models.checkpoint.hub import DEMO
 
 torch, transformers, peft_adapters = Later("torch"), Later("transformers"), Later("peft_adapters")
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(5)
 
 TEXT = "Once upon a time there was a little dog"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

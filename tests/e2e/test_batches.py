@@ -13,7 +13,7 @@ import openai
 import pytest
 from live import SMALL, LiveServer, wait_until
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 PROMPT = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 

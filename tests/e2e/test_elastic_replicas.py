@@ -11,7 +11,7 @@ import httpx
 import pytest
 from live import SMALL, LiveServer, chunks, complete, refusal, serving, wait_until
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(5)
 
 
 @pytest.fixture(scope="module")

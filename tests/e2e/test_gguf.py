@@ -13,7 +13,7 @@ from live import LiveServer, refusal, serving
 from facet import LLM, SamplingParams
 from worker.kernels.cpu.library import levels_here, open_library
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.turns(4)
 
 SIZES: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
 SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "16M")

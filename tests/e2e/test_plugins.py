@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from live import SMALL, LiveServer, refusal, serving
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(5)
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FLAGS = (

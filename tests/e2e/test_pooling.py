@@ -15,7 +15,7 @@ from tiny import tiny_checkpoint
 
 from facet import LLM
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.turns(4)
 
 TEXTS = ["the quick brown fox", "the lazy dog", "import this", "system user assistant", "hello"]
 SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "16M", "--block-size", "4")

@@ -12,7 +12,7 @@ import torch
 from live import LiveServer, serving
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(5)
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 TEXT = "Once upon a time there was a little girl who lived in a small house. One day she"

@@ -10,7 +10,7 @@ import pytest
 from live import SMALL, LiveServer, complete, serving, wait_until
 from ports import free_ports
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.turns(3)
 
 KEY = {"FACET_CLUSTER_KEY": "a secret that both machines know"}
 

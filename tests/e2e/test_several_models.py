@@ -20,7 +20,7 @@ from models.checkpoint.hub import DEMO
 from server.commands import run
 from worker.host.machine import own_memory
 
-pytestmark = pytest.mark.slow(3)
+pytestmark = pytest.mark.turns(6)
 
 FILE = """
 [[models]]

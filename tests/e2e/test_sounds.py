@@ -19,7 +19,7 @@ from sounds import noise, tone, written
 from tekken import write_tekken
 from tokenizers import Tokenizer
 
-pytestmark = pytest.mark.slow(3)
+pytestmark = pytest.mark.turns(4)
 
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
 TOKENS = {AUDIO: "<|AUDIO|>", 311: "<|audio_bos|>", 312: "<|audio_eos|>"}

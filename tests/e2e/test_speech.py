@@ -14,7 +14,7 @@ from live import LiveServer, serving
 from sounds import noise, silence, tone, written
 from whole_recordings import log_mel
 
-pytestmark = pytest.mark.slow(3)
+pytestmark = pytest.mark.turns(4)
 
 PATH = "/v1/audio/transcriptions"
 GREEDY = {"compression_ratio_threshold": "1e9", "logprob_threshold": "-1e9", "no_speech_threshold": "2"}

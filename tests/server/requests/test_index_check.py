@@ -119,7 +119,7 @@ SETUPS: dict[str, tuple[Callable[[list[str]], Any], dict[str, object]]] = {
 
 
 @needs_minilm
-@pytest.mark.slow(3)
+@pytest.mark.slow(8)
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_planted_set_up_is_named(name: str) -> None:
     plant, expected = SETUPS[name]
@@ -143,7 +143,7 @@ def test_short_texts_cannot_tell_everything() -> None:
 
 
 @needs_minilm
-@pytest.mark.slow(3)
+@pytest.mark.slow(8)
 def test_another_model_is_no_match() -> None:
     samples = texts(16, 40)
     report = checked(list(np.random.default_rng(0).standard_normal((16, 384))), samples)
@@ -153,7 +153,7 @@ def test_another_model_is_no_match() -> None:
 
 
 @needs_minilm
-@pytest.mark.slow(3)
+@pytest.mark.slow(8)
 def test_a_missing_module_is_named() -> None:
     """A Dense behind pooling that the maker of the index did not apply, and one that it did."""
     model, samples = minilm()[0], texts(16, 40)
