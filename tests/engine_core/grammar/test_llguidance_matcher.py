@@ -1,6 +1,5 @@
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -210,15 +209,14 @@ def test_an_answer_has_a_budget_for_all_its_tokens(monkeypatch: pytest.MonkeyPat
 
 
 def test_others_run_while_a_token_is_followed() -> None:
-    """Were the interpreter's lock held, this thread could not look at the clock meanwhile."""
-    one, longest = hurried(SLOW), 0.0
+    """Were the interpreter's lock held, this thread could not look meanwhile."""
+    one = hurried(SLOW)
     for byte in b"xaaa":
         one.take(byte)
-        last = time.perf_counter()
+        looks = 0
         while not one.settle():
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-    assert longest < one._spent / 3  # pyright: ignore[reportPrivateUsage]
+            looks += 1
+    assert looks > 10
 
 
 def test_real_schemas_are_followed_within_the_limits() -> None:
