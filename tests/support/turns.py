@@ -11,7 +11,6 @@ TURN_OF_SLOW = 14
 """The days in which every test marked `slow` without a number has had its turn."""
 
 PARTS = {
-    "bench/test_start_and_engine.py": 14,
     "engine_core/features/disk": 2,
     "engine_core/features/faults": 3,
     "engine_core/features/guesses/test_drafts.py": 3,
