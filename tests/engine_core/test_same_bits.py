@@ -49,10 +49,9 @@ def test_random_schedules(folder: Path, numbers: tuple[int, ...], preempted: int
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
-    for round in range(2):
-        prover.run(subjects().index(subject) + round * len(subjects()))
+    prover.run(subjects().index(subject))
     assert prover.tally.differences == []
-    assert prover.tally.results > 15
+    assert prover.tally.results > 7
 
 
 @pytest.mark.parametrize(
