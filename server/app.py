@@ -44,7 +44,6 @@ from server.routes import (
     chat,
     completions,
     developer,
-    index_check,
     models,
     plugged_pooling,
     pooling,
@@ -136,7 +135,6 @@ _ROUTES = (
     pooling,
     entities,
     moderations,
-    index_check,
     transcriptions,
     batches,
 )

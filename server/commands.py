@@ -60,7 +60,6 @@ On this machine:
   facet doctor                    what it has and lacks for serving models
   facet collect-env               the same with versions, for a bug report
   facet kernels compile MODEL     compile CUDA kernels ahead of a start
-  facet index-check FILE          find which model has made the vectors of an index, and how
   facet shard MODEL --output DIR  write a checkpoint with a file for each rank
   facet --version
 """
@@ -75,7 +74,6 @@ TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
     "embed": "server.terminal.embed",
-    "index-check": "server.terminal.index_check",
     "models": "server.terminal.list_models",
     "load": "server.terminal.load_model",
     "unload": "server.terminal.load_model",

@@ -14,7 +14,6 @@ WITHOUT_TEXTS = {
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/audio/transcriptions", "/v1/audio/translations"),  # forms
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
-    "/index_check",  # whose few texts are read in several ways
 }
 
 
