@@ -17,7 +17,6 @@ from torch import nn
 
 from models import ops
 from models.checkpoint.files import Dummy, Source, Upload, open_source
-from models.checkpoint.sharded import open_shards
 from models.checkpoint.unread_weights import ignore_beside_text, ignore_mtp, ignore_scales_of_tensors
 from models.checkpoint.weights import Reading, Weights, load, no_report
 from models.config import ConfigError, ModelConfig
@@ -217,10 +216,8 @@ def _open(options: LoadOptions) -> Source:
         return open_gguf(parts[0])
     if options.load_format != "dummy" and was_made(options.folder):
         return renamed(open_source(options.folder, "auto"), options.config)
-    if options.load_format not in ("dummy", "sharded_state") and rotary_roberta.is_rotary(options.config):
+    if options.load_format != "dummy" and rotary_roberta.is_rotary(options.config):
         return rotary_roberta.renamed(open_source(options.folder, options.load_format))
-    if options.load_format == "sharded_state":
-        return open_shards(options.folder, options.parallel)
     if options.load_format == "dummy" and options.device.type == "meta":
         return Dummy(options.seed, options.device, _stored_types(options))
     return open_source(options.folder, options.load_format, options.seed, options.device)

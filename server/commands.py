@@ -59,8 +59,6 @@ With a server that runs:
 On this machine:
   facet doctor                    what it has and lacks for serving models
   facet collect-env               the same with versions, for a bug report
-  facet kernels compile MODEL     compile CUDA kernels ahead of a start
-  facet shard MODEL --output DIR  write a checkpoint with a file for each rank
   facet --version
 """
 
@@ -80,9 +78,7 @@ TERMINAL = {
     "run-batch": "server.terminal.run_batch",
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
-    "kernels": "server.terminal.compile_kernels",
     "keys": "server.terminal.keys",
-    "shard": "models.sharding",
     "transcribe": "server.terminal.transcribe",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""

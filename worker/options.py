@@ -97,9 +97,9 @@ def _has_loader(name: str) -> bool:
 
 _STREAMED = (
     *("runai_streamer", "runai_streamer_sharded", "tensorizer", "fastsafetensors", "instanttensor"),
-    "modelexpress",
+    *("modelexpress", "sharded_state"),
 )
-"""vLLM's ways to read from other machines, or past the system's cache of files."""
+"""vLLM's ways to read from other machines, past the system's cache of files, or files for each rank."""
 
 
 class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "gguf",
                 "mistral",
                 "bitsandbytes",
-                "sharded_state",
                 "dummy",
             ),
             read=_load_format,
@@ -173,8 +172,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     """Form of the weights: safetensors, pt (*.bin, read as tensors alone, without running what they hold;
     npcache is the same), gguf and mistral (those files, also beside others), bitsandbytes (checks that they
-    are), a file for each rank (sharded_state, which `facet shard` writes), random ones (dummy), or what a
-    loader is registered for (docs/plugins.md)."""
+    are), random ones (dummy), or what a loader is registered for (docs/plugins.md)."""
     model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
     dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"

@@ -170,12 +170,12 @@ def weight_files(folder: Path, load_format: str) -> list[Path]:
     return _list(folder, _format(folder, load_format)).files
 
 
-_NAMES = ("auto", "safetensors", "sharded_state", "mistral", "pt", "dummy")
+_NAMES = ("auto", "safetensors", "mistral", "pt", "dummy")
 
 
 def _format(folder: Path, load_format: str) -> _Format:
     match load_format:
-        case "auto" | "safetensors" | "sharded_state" | "mistral":
+        case "auto" | "safetensors" | "mistral":
             return _SAFETENSORS
         case "pt":
             return _PT

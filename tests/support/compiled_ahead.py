@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from machine_code import compile_ahead, faults
 
 from models.config import read_config
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.compiling.machine_code import faults
-from worker.kernels.cuda.compiling.model_variants import compile_ahead, model_calls, one_of_each
+from worker.kernels.cuda.compiling.model_variants import model_calls, one_of_each
 from worker.kernels.cuda.launch import Call
 from worker.kernels.cuda.operations import cuda_operations
 from worker.options import LoraOptions

@@ -16,7 +16,12 @@ def run_uninterpreted(
     run = subprocess.run(
         [sys.executable, *code, *map(str, given)],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), **variables},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "0",
+            "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support",
+            **variables,
+        },
         capture_output=True,
         text=True,
         timeout=timeout,

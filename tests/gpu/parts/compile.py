@@ -15,7 +15,7 @@ from models.config import read_config
 
 
 def compile_all(bench: Workbench) -> Iterator[Result]:
-    """Compile every variant, as `facet kernels compile` does, and look at what came out."""
+    """Compile every variant and look at what came out."""
     yield from _compile(bench, again=False)
 
 
@@ -25,8 +25,9 @@ def compile_again(bench: Workbench) -> Iterator[Result]:
 
 
 def _compile(bench: Workbench, *, again: bool) -> Iterator[Result]:
-    from worker.kernels.cuda.compiling.machine_code import faults
-    from worker.kernels.cuda.compiling.model_variants import compile_ahead, describe, model_calls
+    from machine_code import compile_ahead, faults
+
+    from worker.kernels.cuda.compiling.model_variants import describe, model_calls
     from worker.kernels.cuda.launch import compilations, count_compilations
 
     capability = _capability(bench)

@@ -116,9 +116,8 @@ def test_a_report_has_versions_and_no_name_of_the_user(monkeypatch: pytest.Monke
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize("name", sorted(TERMINAL.keys() - {"shard"}))
+@pytest.mark.parametrize("name", sorted(TERMINAL))
 def test_commands_import_no_torch(name: str) -> None:
-    """Only `shard` computes with torch, and none with numpy."""
     program = (
         "import sys; from server.commands import run\n"
         "try: run('facet', [sys.argv[1], '--help'])\n"

@@ -10,12 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-"""Shared memory of a block of threads, by compute capability."""
-
-PROCESSORS = (14, 192)
-"""The multiprocessors of the smallest and of the largest card, with some to spare."""
-
 LEAST_E4M3 = 89
 """The first capability whose matrix unit multiplies numbers of 8 bits in e4m3."""
 

@@ -14,14 +14,12 @@ from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models import ops
-from models.config import read_config
 from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.attention_inputs import CacheScales
 from models.weight_pieces import WeightsError
 from worker.cache.kv_cache import describe_small_cache
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.compiling.command import cache_dtype_on
 from worker.kernels.cuda.operations import cuda_operations
 
 E4M3 = torch.float8_e4m3fn
@@ -117,13 +115,6 @@ def test_a_cache_of_8_bits_has_the_numbers_of_its_scales(plain: Path, tmp_path: 
     for operations in ({}, kernels):
         assert error(computed(folder, E4M3, operations)[0], exact) < 0.05
     assert torch.equal(computed(folder, torch.float32, {})[0], exact), "a cache of 32 bits is not scaled"
-
-
-def test_kernels_are_compiled_for_the_cache_that_a_server_chooses(plain: Path, tmp_path: Path) -> None:
-    asks, plain_config = read_config(with_scales(plain, tmp_path)), read_config(plain)
-    assert cache_dtype_on(asks, "auto", 89) == cache_dtype_on(plain_config, "fp8", 90) == E4M3
-    assert cache_dtype_on(asks, "auto", 86) is cache_dtype_on(asks, "bfloat16", 90) is None
-    assert cache_dtype_on(plain_config, "auto", 90) is None
 
 
 def test_what_a_cache_has_is_told(plain: Path, tmp_path: Path) -> None:

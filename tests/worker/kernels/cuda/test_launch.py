@@ -13,14 +13,14 @@ import torch
 from triton import knobs
 from triton.runtime import driver
 from worker.kernels.cuda import norms
-from worker.kernels.cuda.compiling.model_variants import _NoDevice
+from machine_code import NoDevice
 from worker.kernels.cuda.launch import collecting, compilations, count_compilations
 
 heard = []
 knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
 count_compilations()
 count_compilations()
-driver.set_active(_NoDevice(90))
+driver.set_active(NoDevice(90))
 with collecting() as calls:
     x = torch.empty(4, 64, dtype=torch.bfloat16, device="meta")
     norms.rms_norm(x, torch.empty(64, dtype=torch.bfloat16, device="meta"), 1e-6)

@@ -19,20 +19,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx.experimental import _config as meta_rules
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from models import ops
 from models.config import ModelConfig
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
-from models.parallel.experts import ExpertPlace, Transport
-from models.parallel.parallel import Parallel, Replicas
+from models.parallel.parallel import Parallel
 from models.vision.model import find_tower
 from worker.calls.lora_store import Adapters
 from worker.host.machine import usable_cores
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
 from worker.kernels.cuda.compiling.shapes_only import ShapesOnly
 from worker.kernels.cuda.compiling.steps_without_memory import (
     ALIGNED,
@@ -54,7 +50,7 @@ logger = logging.getLogger(__name__)
 _MOST_THREADS = 16
 
 
-class _OtherRanks:
+class OtherRanks:
     """Ranks that are not there: what this one would send them comes back in the shape of the answer.
 
     It is an exchange with them, too, which has ended.
@@ -71,27 +67,11 @@ class _OtherRanks:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self._size, dim=-1)
 
-    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> _OtherRanks:
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> OtherRanks:
         return self
 
     def wait(self) -> None:
         return None
-
-
-class _NoDevice:
-    """Triton's view of a card that is not there: all that it asks for in order to compile."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return self._capability  # the key of Triton's caches of kernels
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def model_calls(
@@ -141,39 +121,6 @@ def model_calls(
     return one_of_each(calls)
 
 
-def calls_of_ranks(
-    make_calls: Callable[..., list[Call]],
-    ranks: int,
-    stages: int = 1,
-    *,
-    whole_experts: bool = False,
-    replicas: int = 1,
-    transport: Transport = "allgather_reducescatter",
-) -> list[Call]:
-    """The calls that so many ranks of each stage make, one for each variant.
-
-    `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
-    experts, instead of the width of each. `replicas`: how many share them, with so many ranks each.
-    """
-    sharing = ranks * replicas if whole_experts else 1
-    places = [
-        Parallel(
-            rank,
-            ranks,
-            stage=stage,
-            stages=stages,
-            experts=ExpertPlace(replica * ranks + rank, sharing, transport=transport)
-            if sharing > 1
-            else None,
-            replicas=Replicas(replica, replicas, _OtherRanks(replicas)) if replicas > 1 else None,
-        )
-        for stage in range(stages)
-        for replica in range(replicas)
-        for rank in range(ranks)
-    ]
-    return one_of_each(call for place in places for call in make_calls(parallel=place))
-
-
 def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | None = None) -> list[Call]:
     """The calls that prove kernels for a model whose heads are `dim` wide.
 
@@ -191,16 +138,6 @@ def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | No
 def one_of_each(calls: Iterable[Call]) -> list[Call]:
     """One call for each variant."""
     return list({describe(call): call for call in calls}.values())
-
-
-def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
-    """Compile these calls' variants for a compute capability such as 90, in their order.
-
-    Nothing can be computed on a device in this process afterwards.
-    """
-    driver.set_active(_NoDevice(capability))  # pyright: ignore[reportArgumentType]
-    with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(_compile, calls)
 
 
 @contextmanager
@@ -255,10 +192,10 @@ def _alone(parallel: Parallel) -> Parallel:
     """
     place, replicas = parallel.experts, parallel.replicas
     if replicas is not None:
-        replicas = replace(replicas, group=_OtherRanks(replicas.size))
+        replicas = replace(replicas, group=OtherRanks(replicas.size))
     if place is not None and place.transport == "all_to_all":
         replicas = None
-    return replace(parallel, group=_OtherRanks(parallel.size), replicas=replicas)
+    return replace(parallel, group=OtherRanks(parallel.size), replicas=replicas)
 
 
 def _word(parameter: Any, argument: Any) -> str:
@@ -277,7 +214,3 @@ def _word(parameter: Any, argument: Any) -> str:
     if argument == 1:
         return "1"
     return ("int16" if argument % ALIGNED == 0 else "int") + " wide" * (abs(argument) >= 1 << 31)
-
-
-def _compile(call: Call) -> Compiled:
-    return inspect(describe(call), call.prepare())

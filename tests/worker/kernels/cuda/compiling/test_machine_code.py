@@ -156,7 +156,7 @@ CODE = """
 
 
 def test_registers_that_are_spilled_in_loops_are_told_from_others() -> None:
-    count = import_module("worker.kernels.cuda.compiling.machine_code")._count_spills
+    count = import_module("machine_code")._count_spills
     assert count(CODE) == (1, 2)
     assert count(CODE.replace("BRA 0x10", "BRA 0x40")) == (0, 3)
 

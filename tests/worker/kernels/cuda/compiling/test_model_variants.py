@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packed import Recipe, write_pair
 from tiny import tiny_checkpoint
-from uninterpreted import ROOT, run_uninterpreted
+from uninterpreted import run_uninterpreted
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 import torch
 from models.config import read_config
-from worker.kernels.cuda.compiling.model_variants import calls_of_ranks, describe, model_calls
+from machine_code import calls_of_ranks
+from worker.kernels.cuda.compiling.model_variants import describe, model_calls
 
 folder = Path(sys.argv[1])
 model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
@@ -101,7 +102,7 @@ folder = Path(sys.argv[1])
 Runner(worker_config(folder=str(folder), model=read_config(folder)), lambda phase, part: None).close()
 assert "triton" not in sys.modules
 """
-    run_uninterpreted(program, tmp_path, PYTHONPATH=str(ROOT / "tests" / "support"))
+    run_uninterpreted(program, tmp_path)
 
 
 LOADING = """
@@ -117,13 +118,14 @@ from models.parallel.parallel import Parallel
 from worker.config import Place, WorkerConfig
 from worker.devices.cuda import Cuda
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.compiling.model_variants import _NoDevice, compiling
+from machine_code import NoDevice
+from worker.kernels.cuda.compiling.model_variants import compiling
 from worker.kernels.cuda.launch import compilations, count_compilations
 from worker.kernels.cuda.operations import cuda_operations
 
 folder = Path(sys.argv[1])
 count_compilations()
-driver.set_active(_NoDevice(90))
+driver.set_active(NoDevice(90))
 device = Cuda.__new__(Cuda)
 device.target, device._card = torch.device("cpu"), Card(90, 132)
 device.kernels, device._fp8, device._head_dim = cuda_operations(device._card), False, 16

@@ -28,8 +28,7 @@ from models.ops.grouped_matrix import Grouped
 from models.weight_coding import E2M1, WHOLE
 from triton.runtime import driver
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.compiling.machine_code import _JUMP, _LINE, _read_cubin, faults, inspect
-from worker.kernels.cuda.compiling.model_variants import _NoDevice
+from machine_code import NoDevice, _JUMP, _LINE, _read_cubin, faults, inspect
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.operations import cuda_operations
 
@@ -47,7 +46,7 @@ def empty(*shape, dtype=torch.uint8):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 operations = cuda_operations(Card(capability, 132))
-driver.set_active(_NoDevice(capability))
+driver.set_active(NoDevice(capability))
 for name, (bits, group, kind, *_) in forms.items():
     groups = empty(SIDE, SIDE // group)
     scales = groups.view(torch.float8_e8m0fnu) if kind == "e2m1" else groups.half()

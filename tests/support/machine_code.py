@@ -1,17 +1,27 @@
-"""What the compiler made of a kernel: its registers, its shared memory, and how it multiplies tiles."""
+"""Compiles kernels for cards that are not here, and reads registers and instructions from the code."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
-from worker.kernels.cuda.capabilities import SHARED_KIB
+from models.parallel.experts import ExpertPlace, Transport
+from models.parallel.parallel import Parallel, Replicas
+from worker.kernels.cuda.compiling.model_variants import OtherRanks, describe, one_of_each
+from worker.kernels.cuda.launch import Call
+
+SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+"""Shared memory of a block of threads, by compute capability."""
 
 _MATRIX_UNIT = re.compile(r"\b(HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
 _PRODUCT = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)[\w.:]*")
@@ -95,3 +105,66 @@ def _count_spills(code: str) -> tuple[int, int]:
 def _read_cubin(option: str, path: str) -> str:
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
+
+
+class NoDevice:
+    """Triton's view of a card that is not there: all that it asks for in order to compile."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # the key of Triton's caches of kernels
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
+    """Compile these calls' variants for a compute capability such as 90, in their order.
+
+    Nothing can be computed on a device in this process afterwards.
+    """
+    driver.set_active(NoDevice(capability))  # pyright: ignore[reportArgumentType]
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(_compile, calls)
+
+
+def calls_of_ranks(
+    make_calls: Callable[..., list[Call]],
+    ranks: int,
+    stages: int = 1,
+    *,
+    whole_experts: bool = False,
+    replicas: int = 1,
+    transport: Transport = "allgather_reducescatter",
+) -> list[Call]:
+    """The calls that so many ranks of each stage make, one for each variant.
+
+    `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
+    experts, instead of the width of each. `replicas`: how many share them, with so many ranks each.
+    """
+    sharing = ranks * replicas if whole_experts else 1
+    places = [
+        Parallel(
+            rank,
+            ranks,
+            stage=stage,
+            stages=stages,
+            experts=ExpertPlace(replica * ranks + rank, sharing, transport=transport)
+            if sharing > 1
+            else None,
+            replicas=Replicas(replica, replicas, OtherRanks(replicas)) if replicas > 1 else None,
+        )
+        for stage in range(stages)
+        for replica in range(replicas)
+        for rank in range(ranks)
+    ]
+    return one_of_each(call for place in places for call in make_calls(parallel=place))
+
+
+def _compile(call: Call) -> Compiled:
+    return inspect(describe(call), call.prepare())
