@@ -87,12 +87,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tensor_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-tp")] = 1
     """Workers that share every layer of the model."""
-    decode_context_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dcp")] = 1
-    """How many of the workers of --tensor-parallel-size, which it divides, cut the cache of each sequence
-    among them by tokens, so that one may be longer than the memory of a worker. On a CPU."""
-    prefill_context_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-pcp")] = 1
-    """Times as many workers as --tensor-parallel-size says share every layer, and so the work on prompts; the
-    cache is cut among them, too."""
     pipeline_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-pp")] = 1
     """Runs of layers into which the model is cut, each with workers of its own."""
     enable_expert_parallel: Annotated[bool, Doc(WORKERS, short="-ep")] = False
@@ -180,17 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """The number of workers among which the model is divided."""
-        return self.tensor_ranks * self.pipeline_parallel_size
-
-    @property
-    def tensor_ranks(self) -> int:
-        """The number of workers that share every layer."""
-        return self.tensor_parallel_size * self.prefill_context_parallel_size
-
-    @property
-    def context_ranks(self) -> int:
-        """The number of these over which the cache of a sequence is cut."""
-        return self.decode_context_parallel_size * self.prefill_context_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def depth(self) -> int:

@@ -167,11 +167,6 @@ def _check_layout(config: EngineConfig, options: GuessOptions, expert_replicas: 
             f"{options.method} works without shared experts for now: leave out --enable-expert-parallel, or "
             "use ngram or suffix"
         )
-    if config.context_ranks > 1:
-        _refuse(
-            f"{options.method} has a cache that is not cut by tokens: leave out "
-            "--decode-context-parallel-size and --prefill-context-parallel-size, or use ngram or suffix"
-        )
 
 
 def _read_drafter(

@@ -80,8 +80,6 @@ class ForwardContext:
         None  # [T] bool: whether a token sees all up to there, past windows; None: none does
     )
     first: int = 0  # the first position that is seen; a token before it sees itself alone
-    cuts: dict[bool, Any] = field(default_factory=dict[bool, Any])
-    """The plans of layers whose cache is cut over ranks, by whether they join states."""
     streams: list[Tensor] | None = None
     """[T, H] each: the residual streams that the decoder has given out, if it was told to."""
     queries: list[Tensor] | None = None

@@ -30,15 +30,12 @@ from models.families.drafters.next_token import NextToken, ScopedNextToken
 from models.families.encoders import rotary_roberta
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
-from models.layers.attention import Attention, CachedAttention
 from models.layers.experts import describe_experts
-from models.layers.state import StateLayer
 from models.lora.merging import merged
 from models.lora_config import merged_adapter
 from models.mistral.folder import was_made
 from models.mistral.tensors import renamed
 from models.model import ModelSetup, ServedModel
-from models.ops.cut_attention import DIMS, CutHeads
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import most_ranks_of
 from models.pooling.config import PoolingConfig
@@ -132,7 +129,6 @@ def load_model(
             f"config.json of this {setup.config.architecture} says that it attends in both directions, "
             f"and {type(model).__name__} cannot"
         )
-    _cut_caches(model, setup.config, setup.parallel, setup.max_len)
     reading = Reading(
         source,
         device=options.device,
@@ -161,39 +157,6 @@ def open_base(options: LoadOptions) -> Weights:
     return Weights(
         Reading(_open(options), device=torch.device("cpu"), dtype=torch.float32, quantization=quantization)
     )
-
-
-def _cut_caches(model: nn.Module, config: ModelConfig, parallel: Parallel, max_len: int) -> None:
-    """Have layers cut their caches over ranks, if there are some for that."""
-    ranks = parallel.context
-    if ranks is None:
-        return
-    if reason := _reason_against_cuts(model, max_len):
-        raise ConfigError(
-            f"{config.architecture}: the cache cannot be cut over {ranks.size} workers by tokens, because "
-            f"{reason}: leave out --decode-context-parallel-size and --prefill-context-parallel-size"
-        )
-    copies = min(max(1, parallel.size // config.num_kv_heads), ranks.size)
-    for layer in model.modules():
-        if isinstance(layer, Attention):
-            joins = layer.held_slopes is None and layer.head_dim % DIMS == 0
-            layer.cut = CutHeads(ranks, layer.kv_heads, copies, joins)
-
-
-def _reason_against_cuts(model: nn.Module, max_len: int) -> str | None:
-    layers = [each for each in model.modules() if isinstance(each, CachedAttention)]
-    if not layers:
-        return "it reads each text as a whole, and has none"
-    if hasattr(model, "source_kind"):
-        return "its layers also attend to a source, of which each worker has all"
-    if any(isinstance(each, StateLayer) for each in model.modules()):
-        return "some layers keep a state, which each worker has whole"
-    for layer in layers:
-        if not isinstance(layer, Attention):
-            return "its attention keeps one row for all heads of a token (latent attention)"
-        if layer.window is not None and layer.window < max_len:
-            return f"a layer reads the last {layer.window} tokens only, which lie on one or two of them"
-    return None
 
 
 def _ignore_unused(

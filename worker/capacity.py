@@ -17,15 +17,8 @@ class WorkerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    context_ranks: int = 1
-    """The ranks over which blocks are cut by tokens."""
     kills: int = 0
     """How many workers in this one's place were killed because memory ran out: it takes less for each."""
-
-    @property
-    def held_positions(self) -> int:
-        """The positions of a block that this rank holds."""
-        return self.block_size // self.context_ranks
 
     @property
     def max_pooled_tokens(self) -> int:

@@ -45,8 +45,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tensor_rank: int = 0
     tensor_size: int = 1
     """The number of ranks that share each layer."""
-    context_size: int = 1
-    """The number of these ranks, side by side, over which the cache of a sequence is cut by tokens."""
     stage: int = 0
     stages: int = 1
     """The number of runs of layers into which the model is cut; the ranks of one stage hold one of them."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from models.ops.context_ops import CHUNK
 from worker.capacity import LEAST_ROWS, WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, Device
@@ -35,27 +34,7 @@ def resolve_limits(config: WorkerConfig, device: Device) -> WorkerLimits:
         if value is not None and value < least:
             raise ValueError(f"{flag} must be at least {least}, not {value}")
     seqs, tokens = _batch_sizes(asked, defaults)
-    block_size = _block_size(config, device, defaults)
-    cut = config.place.context_size
-    return WorkerLimits(block_size, seqs, tokens, _model_len(config), context_ranks=cut)
-
-
-def _block_size(config: WorkerConfig, device: Device, defaults: Defaults) -> int:
-    """The positions of a block: if caches are cut over ranks, each of these holds one chunk of it."""
-    asked, ranks = config.options.block_size, config.place.context_size
-    if ranks == 1:
-        return asked or defaults.block_size
-    if device.target.type != "cpu":
-        raise ValueError(
-            "--decode-context-parallel-size and --prefill-context-parallel-size need a CPU for now, and this "
-            f"is {device.name}: leave them out"
-        )
-    if asked not in (None, ranks * CHUNK):
-        raise ValueError(
-            f"--block-size {asked}: where caches are cut over {ranks} workers by tokens, a block has {CHUNK} "
-            f"positions on each of them, {ranks * CHUNK} in all: leave it out"
-        )
-    return ranks * CHUNK
+    return WorkerLimits(asked.block_size or defaults.block_size, seqs, tokens, _model_len(config))
 
 
 def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:

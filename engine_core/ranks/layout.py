@@ -17,14 +17,7 @@ _log = logging.getLogger(__name__)
 
 def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int = 1) -> None:
     """Refuse a layout into which the model cannot be cut. So many replicas share experts, if any do."""
-    try:
-        check_cut(model, config.tensor_ranks, config.pipeline_parallel_size)
-    except ValueError as error:
-        if config.prefill_context_parallel_size == 1:
-            raise
-        shared = f"{_asked_of_layers(config)} makes {config.tensor_ranks} workers that share every layer"
-        raise ConfigError(f"{shared}; {error}") from None
-    _check_contexts(config, model)
+    check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
     balancing = balancing_of(config)
     if not config.enable_expert_parallel:
         if config.expert_placement_strategy != "linear":
@@ -33,12 +26,12 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
                 "--enable-expert-parallel: add that, or leave it out"
             )
         return
-    ranks = config.tensor_ranks * expert_replicas
+    ranks = config.tensor_parallel_size * expert_replicas
     redundant = balancing.num_redundant_experts if balancing else 0
     if expert_replicas > 1 and not redundant and (count := count_experts(model)) % ranks:
         raise ConfigError(
             f"--enable-expert-parallel: {count} experts cannot be divided evenly among {ranks} ranks, which "
-            f"{_asked_of_layers(config)} times --data-parallel-size "
+            f"--tensor-parallel-size {config.tensor_parallel_size} times --data-parallel-size "
             f"{expert_replicas} makes; choose sizes whose product divides {count}, or leave the option out, "
             "and each replica holds all experts"
         )
@@ -48,38 +41,6 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
             "--tensor-parallel-size and --data-parallel-size, which are 1"
-        )
-
-
-def _asked_of_layers(config: EngineConfig) -> str:
-    """The options that say how many workers share every layer."""
-    asked = f"--tensor-parallel-size {config.tensor_parallel_size}"
-    if (size := config.prefill_context_parallel_size) > 1:
-        asked += f" times --prefill-context-parallel-size {size}"
-    return asked
-
-
-def _check_contexts(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse to cut caches over these ranks, if neither heads nor ranks can be divided among the others."""
-    size, ranks, heads = config.context_ranks, config.tensor_ranks, model.num_kv_heads
-    if size == 1:
-        return
-    if config.tensor_parallel_size % (given := config.decode_context_parallel_size):
-        raise ConfigError(
-            f"--decode-context-parallel-size {given}: the workers of --tensor-parallel-size "
-            f"{config.tensor_parallel_size} cut the cache among them; choose a size that divides their number"
-        )
-    copies = max(1, ranks // heads)
-    if size % copies and copies % size:
-        raise ConfigError(
-            f"--decode-context-parallel-size {given}: {copies} workers have the same key/value head of "
-            f"{heads}, and {size} cannot cut the cache among them; choose a size that divides {copies}, or "
-            "a multiple"
-        )
-    if config.enable_dbo:
-        raise ConfigError(
-            "--enable-dbo computes steps in halves, and --decode-context-parallel-size and "
-            "--prefill-context-parallel-size do not: leave one of them out"
         )
 
 
@@ -112,7 +73,10 @@ def backend_of(process: ProcessConfig) -> str:
         return "mp"
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
-    asked = f"{_asked_of_layers(config)} times --pipeline-parallel-size {config.pipeline_parallel_size}"
+    asked = (
+        f"--tensor-parallel-size {config.tensor_parallel_size} times --pipeline-parallel-size "
+        f"{config.pipeline_parallel_size}"
+    )
     if backend == "uni" and ranks > 1:
         raise ValueError(
             f"--distributed-executor-backend uni is one worker in the engine's process, and {asked} makes "
@@ -153,7 +117,7 @@ def rank_places(process: ProcessConfig, expert_rendezvous: str = "", address: st
     if some of them are on others.
     """
     config, replicas = process.engine, process.replicas
-    per_node, tensor_size = config.ranks // config.nnodes, config.tensor_ranks
+    per_node, tensor_size = config.ranks // config.nnodes, config.tensor_parallel_size
     several_nodes, shares = config.nnodes > 1, config.enable_expert_parallel
     alone = process.alone and process.expert_replicas == 1
     first_local_rank = (process.index - replicas.first) * per_node
@@ -162,7 +126,6 @@ def rank_places(process: ProcessConfig, expert_rendezvous: str = "", address: st
         Place(
             tensor_rank=rank % tensor_size,
             tensor_size=tensor_size,
-            context_size=config.context_ranks,
             stage=rank // tensor_size,
             stages=config.pipeline_parallel_size,
             local_rank=first_local_rank + rank % per_node,

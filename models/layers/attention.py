@@ -15,7 +15,6 @@ from models.checkpoint.weights import Weights
 from models.context import ForwardContext, context
 from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
-from models.ops.cut_attention import CutHeads
 from models.ops.encoder_ops import attend_to_seen
 from models.parallel.rank_shares import Span
 from models.quantization.readers.pieces import read_one_scale
@@ -115,8 +114,6 @@ class Attention(CachedAttention):
         self.biased = biased
         self.bias: Tensor | None = None  # [heads, 2 * reach + 1] float32, as `ops.attention` takes it
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
-        self.cut: CutHeads | None = None
-        """How the cache is cut over ranks by tokens, decided before it is bound; None: not at all."""
         self.cache_scales: CacheScales | None = None
         """What the checkpoint has for a cache of 8 bits."""
 
@@ -130,8 +127,7 @@ class Attention(CachedAttention):
             self.slopes = torch.tensor(self.held_slopes, dtype=torch.float32, device=weights.device)
 
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
-        heads = self.kv_heads if self.cut is None else self.cut.cached
-        return 2, blocks, heads, block_size, self.head_dim
+        return 2, blocks, self.kv_heads, block_size, self.head_dim
 
     def cache_parts(self) -> list[Tensor]:
         return list(self.bound())
@@ -143,8 +139,7 @@ class Attention(CachedAttention):
         changed = self.heads if changes else 0
         prepared = tokens * 3 * (heads + 2 * kv_heads)
         gathered = positions * 4 * kv_heads
-        cut = self.cut.step_bytes(self.heads, self.head_dim, positions, itemsize) if self.cut else 0
-        return (prepared + gathered) * itemsize + 3 * 4 * changed * chunk * positions + cut
+        return (prepared + gathered) * itemsize + 3 * 4 * changed * chunk * positions
 
     def forward(
         self,
@@ -158,11 +153,8 @@ class Attention(CachedAttention):
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         k = k.view(tokens, self.kv_heads, self.head_dim)
         v = v.view(tokens, self.kv_heads, self.head_dim)
-        written = step
-        if self.cut is not None:
-            (k, v), written = self.cut.gather(k, v), self.cut.written(step, kv)
         heads = q.view(tokens, self.heads, self.head_dim)
-        q = ops.rotary_and_cache(heads, k, v, kv, written, prep, self.cache_scales or UNSCALED)
+        q = ops.rotary_and_cache(heads, k, v, kv, step, prep, self.cache_scales or UNSCALED)
         return self._attend(q, kv, step, self.cache_scales, self.window)
 
     def read(self, q: Tensor, prep: HeadPrep = AS_PROJECTED) -> Tensor:
@@ -178,7 +170,7 @@ class Attention(CachedAttention):
         self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None, window: int | None
     ) -> Tensor:
         """Prepared queries [T, heads, head_dim] -> [T, heads * head_dim]."""
-        out = (self.cut.attend if self.cut is not None else ops.attention)(
+        out = ops.attention(
             q,
             kv,
             step,

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from models.ops.context_ops import attention_states, join_states  # noqa: F401
 from models.ops.encoder_ops import disentangled_attention, encoder_attention  # noqa: F401
 from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
 from models.ops.latent_ops import (  # noqa: F401

@@ -59,15 +59,6 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class ContextRanks:
-    """The ranks of one stage, side by side, over which caches are cut by tokens: this is `rank` of `size`."""
-
-    rank: int
-    size: int
-    group: Collectives
-
-
-@dataclass(frozen=True)
 class Parallel:
     """A rank's position: `rank` of `size` within its stage, which is `stage` of `stages`."""
 
@@ -82,8 +73,6 @@ class Parallel:
     """The position among the ranks that share whole experts; None: each has a piece of every expert."""
     replicas: Replicas | None = None
     """The replicas with which this one shares experts; None: there are none."""
-    context: ContextRanks | None = None
-    """The ranks over which caches are cut by tokens; None: they are not."""
     guesses: bool = False
     """Whether the last stage embeds tokens, too, because a drafter does so by the model's matrix."""
 

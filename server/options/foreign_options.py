@@ -77,6 +77,9 @@ _NEUTRAL = {
 }
 """Flags that are refused but with values that ask for what happens anyway."""
 
+_CONTEXTS = {"decode-context-parallel-size": "-dcp", "prefill-context-parallel-size": "-pcp"}
+_CACHES = "is not supported: each worker of --tensor-parallel-size caches all tokens for its own heads"
+
 VLLM_FLAGS = [
     *(VllmFlag(f"--{name}", is_switch=True, is_idle=True) for name in _IDLE_SWITCHES.split()),
     *(VllmFlag(f"--{name}", is_idle=True) for name in _IDLE_VALUES.split()),
@@ -89,6 +92,10 @@ VLLM_FLAGS = [
     *(VllmFlag(f"--{name}", instead=said, is_list="sizes" in name) for name, said in _INSTEAD.items()),
     *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
     *(VllmFlag(f"--{name}", neutral=values, instead=said) for name, (values, said) in _NEUTRAL.items()),
+    *(
+        VllmFlag(f"--{name}", short=short, neutral=("1",), instead=_CACHES)
+        for name, short in _CONTEXTS.items()
+    ),
 ]
 
 _LLAMA_SWITCHES = "jinja cont-batching mmap mlock embeddings embedding reranking rerank webui slots metrics"

@@ -33,15 +33,3 @@ def test_a_start_that_is_ended_leaves_nothing_behind(short_path: Path) -> None:
         assert server.terminate(10) == 0, server.output()
         assert list(short_path.iterdir()) == []
         wait_until(lambda: not any(map(alive, children)), 2)
-
-
-@pytest.mark.slow
-def test_contexts_cut_over_two_ranks_have_the_bits_of_one(demo: LiveServer) -> None:
-    """The prompt has more tokens than one rank has room for."""
-    text = "Count on: " + ", ".join(map(str, range(1, 160)))
-    cut = ("--decode-context-parallel-size", "2", "--num-gpu-blocks-override", "2", "--max-model-len", "1024")
-    with serving(*TWO[:1], "--dtype", "float32", "--tensor-parallel-size", "2", *cut) as server:
-        assert complete(server, text) == complete(demo, text)
-        usage = server.post("/v1/completions", {"prompt": text, "max_tokens": 1}).json()["usage"]
-        assert usage["prompt_tokens"] > 512
-        assert "1024 tokens" in server.output()

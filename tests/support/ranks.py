@@ -39,13 +39,10 @@ class Layout:
     transport: Transport = "allgather_reducescatter"
     replicas: int = 1
     """The number of replicas that share whole experts."""
-    contexts: int = 1
-    """The number of tensor ranks over which caches are cut by tokens."""
 
     def __str__(self) -> str:
         shared = f"xDP{self.replicas} {self.transport}" if self.replicas > 1 else ""
-        cut = f"xDCP{self.contexts}" if self.contexts > 1 else ""
-        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}{shared}{cut}"
+        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}{shared}"
 
     @property
     def size(self) -> int:
@@ -61,7 +58,6 @@ class Layout:
             Place(
                 tensor_rank=rank % self.tensor,
                 tensor_size=self.tensor,
-                context_size=self.contexts,
                 stage=rank // self.tensor,
                 stages=self.stages,
                 local_rank=replica * self.size + rank,

@@ -121,7 +121,7 @@ def lay_out_cache(
     `keeps_all`: the blocks of all positions are kept, so that there is one group. So it is, too, where groups
     would save nothing.
     """
-    whole = CacheLayout([LayerGroup(0, list(layers))], limits.held_positions, dtype)
+    whole = CacheLayout([LayerGroup(0, list(layers))], limits.block_size, dtype)
     if -minimum(-(keeps_all or not all(isinstance(layer, Attention) for layer in layers))):
         return whole
     kinds = _kinds_of(layers, limits, dtype)
@@ -135,7 +135,7 @@ def lay_out_cache(
         for kind, number in agreed.items()
         for first in range(number)
     ]
-    return CacheLayout(groups, limits.held_positions, dtype)
+    return CacheLayout(groups, limits.block_size, dtype)
 
 
 def _kinds_of(
@@ -145,7 +145,7 @@ def _kinds_of(
     for layer in layers:
         window = layer.window if isinstance(layer, Attention) else None
         read = 0 if window is None else window + _KEYS_AT_ONCE - 1
-        numbers = prod(stored_shape(layer.cache_shape(1, limits.held_positions), dtype))
+        numbers = prod(stored_shape(layer.cache_shape(1, limits.block_size), dtype))
         kind = read if read < limits.max_model_len else 0, numbers
         kinds.setdefault(kind, []).append(layer)
     return kinds

@@ -205,7 +205,7 @@ def _identity(config: WorkerConfig, facts: WorkerFacts, kind: str, sizes: Sequen
         weights = digest_weights(Path(drafter.folder), config.options.load_format, config.options.seed)
         parts += drafter.method, weights, msgspec.json.encode(drafter.model, order="sorted")
     if place.size > 1:
-        parts += place.tensor_rank, place.tensor_size, place.context_size, place.stage, place.stages
+        parts += place.tensor_rank, place.tensor_size, place.stage, place.stages
     digest = hashlib.sha256(repr(parts).encode())
     root = Path(models.__file__ or "").parent
     for path in sorted(root.rglob("*.py")):

@@ -175,7 +175,6 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
         Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
         Case("normalize", (x.float(),)),
-        *_cut_cases(values, step, dtype),
     ]
 
 
@@ -188,13 +187,6 @@ def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Ten
     q, kv, step = given
     apart, bias = kv.repeat_interleave(3, 2), of_heads[:, None] * torch.arange(9)  # no heads share a key head
     yield Case("attention", (q, apart, step), {"scale": 0.2, "bias": bias})
-
-
-def _cut_cases(values: Callable[..., Tensor], step: ForwardContext, dtype: torch.dtype) -> Iterator[Case]:
-    """Attention to a cache that is cut over ranks."""
-    rows = replace(step, query_starts=torch.arange(4).int(), query_lens_host=[1, 1, 1])
-    yield Case("attention_states", (values(3, 6, 48), values(2, 9, 2, 4, 48), rows), {"scale": 0.2})
-    yield Case("join_states", (values(6, 3, 2, 50).float().abs(), torch.tensor([2, 1, 2]).int(), dtype))
 
 
 def _segments() -> Segments:

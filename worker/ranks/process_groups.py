@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace
-from models.parallel.parallel import Collectives, ContextRanks, Exchange, Parallel, Replicas
+from models.parallel.parallel import Collectives, Exchange, Parallel, Replicas
 from worker.config import Place, WorkerConfig
 from worker.ranks.half_steps import HalfStepGroup
 from worker.ranks.socket_carrier import SocketCarrier
@@ -227,8 +227,6 @@ class Groups:
     links: Links | None = None
     replicas: HalfStepGroup | None = None
     """The ranks of this one's number in all replicas that share experts."""
-    context: Group | None = None
-    """The ranks of this stage that cut the caches of sequences among them."""
     both: Group | None = None
     """The ranks of this stage in all replicas that share experts, if those exchange experts."""
 
@@ -258,7 +256,7 @@ class Groups:
 
     def close(self) -> None:
         links = (self.links.stream, self.links.tokens) if self.links else ()
-        for group in (self.world, self.tensor, self.replicas, self.context, self.both, *links):
+        for group in (self.world, self.tensor, self.replicas, self.both, *links):
             if group is not None:
                 group.close()
 
@@ -278,7 +276,7 @@ def join_groups(
         group.all_reduce(torch.zeros(1, device=target))
         return group
 
-    world = replicas = both = tensor = context = links = None
+    world = replicas = both = tensor = links = None
     if place.expert_replicas > 1:
         size, number = place.expert_replicas, place.replica or 0
         leads = number == place.rank == 0
@@ -294,16 +292,13 @@ def join_groups(
         world = HostGroup(member("world", place.rank, place.size))
     if place.tensor_size > 1:
         tensor = open_tried(member(f"stage {place.stage}", place.tensor_rank, place.tensor_size))
-    if (size := place.context_size) > 1:
-        name = f"context {place.stage} {place.tensor_rank // size}"
-        context = open_tried(member(name, place.tensor_rank % size, size))
     if place.stages > 1:
         stream, tokens = (
             open_group(member(f"{what} {place.tensor_rank}", place.stage, place.stages))
             for what in ("stream", "tokens")
         )
         links = Links(stream, tokens)
-    return Groups(world, tensor, links, replicas, context, both)
+    return Groups(world, tensor, links, replicas, both)
 
 
 def _members(place: Place, rendezvous: str, size: int, leads: bool) -> Callable[[str, int, int], Membership]:
@@ -366,10 +361,6 @@ def parallel_of(config: WorkerConfig, groups: Groups) -> Parallel:
     place, replicas = config.place, None
     if groups.replicas is not None and place.replica is not None:
         replicas = Replicas(place.replica, place.expert_replicas, groups.replicas)
-    context = None
-    if groups.context is not None:
-        size = place.context_size
-        context = ContextRanks(place.tensor_rank % size, size, groups.context)
     return Parallel(
         place.tensor_rank,
         place.tensor_size,
@@ -378,6 +369,5 @@ def parallel_of(config: WorkerConfig, groups: Groups) -> Parallel:
         place.stages,
         experts=expert_place(config),
         replicas=replicas,
-        context=context,
         guesses=config.drafter is not None and config.drafter.embeds,
     )

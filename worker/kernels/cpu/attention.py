@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops import context_ops, encoder_ops, reference
+from models.ops import encoder_ops, reference
 from models.ops.attention_inputs import AS_PROJECTED, CODES, UNSCALED, CacheScales, HeadPrep, stored_shape
 from models.ops.encoder_ops import Distances
 from worker.kernels.cpu.library import Library
@@ -20,8 +20,6 @@ from worker.kernels.cpu.tensors import INT8, KINDS, address, empty, refuse
 
 _MAX_DIM, _TILE = 512, 64
 """The widest head and the rows of a tile, as in `csrc/attention_tile.h`."""
-_LANES = 16
-"""Heads of single tokens are whole vectors, which have so many numbers at most."""
 _CACHED = {**KINDS, CODES: INT8}
 """The number types of caches."""
 
@@ -34,8 +32,6 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         "attention": _attention(library),
         "encoder_attention": _encoder_attention(library),
         "disentangled_attention": _disentangled_attention(library),
-        "attention_states": _attention_states(library),
-        "join_states": _join_states(library),
     }
 
 
@@ -150,55 +146,6 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         return out
 
     return attention
-
-
-def _attention_states(library: Library) -> Callable[..., Tensor]:
-    run = library.function("attention_states")
-
-    def attention_states(
-        q: Tensor, kv: Tensor, context: ForwardContext, *, scale: float, softcap: float | None = None
-    ) -> Tensor:
-        (rows, heads, dim), (_, _, groups, size, _) = q.shape, kv.shape
-        if not _has_rows(kv, dim) or size != context.block_size or context.kv_lens.shape[0] != rows:
-            refuse("attention_states", q=q, kv=kv, kv_lens=context.kv_lens)
-        if not 0 < groups <= heads or heads % groups:
-            refuse("attention_states", q=q, kv=kv)
-        chunks = -(-max(context.kv_lens_host, default=0) // context_ops.CHUNK)
-        if not (_fit(q) and _suits(kv, q)) or dim % _LANES or heads > _TILE * groups:
-            return context_ops.attention_states(q, kv, context, scale=scale, softcap=softcap)
-        q, table = q.contiguous(), context.block_table
-        states = empty((rows, groups, chunks, heads // groups, dim + 2), torch.float32)
-        if chunks:
-            run(
-                *(q.data_ptr(), states.data_ptr(), kv.data_ptr(), *kv.shape[1:4], dim, heads),
-                *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
-                *(table.stride(0), rows, chunks, scale, softcap or 0.0, KINDS[q.dtype], _CACHED[kv.dtype]),
-            )
-        return states
-
-    return attention_states
-
-
-def _join_states(library: Library) -> Callable[..., Tensor]:
-    run = library.function("join_states")
-
-    def join_states(
-        states: Tensor, counts: Tensor, dtype: torch.dtype, sinks: Tensor | None = None
-    ) -> Tensor:
-        heads, rows, chunks, width = states.shape
-        if counts.shape != (rows,) or (sinks is not None and sinks.shape != (heads,)):
-            refuse("join_states", states=states, counts=counts, sinks=sinks)
-        known = dtype in KINDS and _plain(states) and _plain(sinks) and _is_table(counts)
-        if not known or (width - 2) % _LANES:
-            return context_ops.join_states(states, counts, dtype, sinks)
-        out = empty((rows, heads, width - 2), dtype)
-        run(
-            *(states.data_ptr(), counts.data_ptr(), out.data_ptr(), address(sinks)),
-            *(heads, rows, chunks, width - 2, KINDS[dtype]),
-        )
-        return out
-
-    return join_states
 
 
 def _encoder_attention(library: Library) -> Callable[..., Tensor]:

@@ -36,7 +36,7 @@ typedef struct {
     // If the chunks of a row are units of their own:
     long chunks;   // the most chunks of a row
     float *parts;  // for each split row and those before it [kv_heads, chunks, rows, group, part_size]
-    int *missing;  // [split, kv_heads]: chunks that are not yet computed; NULL: the caller merges them
+    int *missing;  // [split, kv_heads]: chunks that are not yet computed
 } paged;
 
 INLINE long group_of(const paged *p) { return p->heads / p->kv_heads; }
@@ -172,7 +172,7 @@ INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u
     long place = (u->row - rows + 1) * p->kv_heads + head * rows;  // in parts of single rows
     float *parts = p->parts + place * p->chunks * group_of(p) * part_size(s);
     attend_chunk(p, s, m, u, head, u->first, u->first + u->count, next, parts + (u->first / CHUNK - before) * size);
-    if (p->missing == NULL || __atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
+    if (__atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
     for (long c = 1; c < ceil_div(length, CHUNK) - before; c++)
         merge_chunk(p, s, u, (before + c) * CHUNK, parts, parts + c * size);
     finish_rows(p, s, u, head, parts);
@@ -339,25 +339,4 @@ EXPORT void attention_words(const word *a) {
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
               a[15].whole, (int)a[16].whole, (int)a[17].whole, a[18].pointer, a[19].pointer, a[20].pointer,
               a[21].whole, a[22].pointer, a[23].whole);
-}
-
-// The states of all chunks of rows with one new token, which see all keys: states [rows, kv_heads, chunks, group,
-// part_size], for up to `chunks` of a row, as `join_states` merges them. A row may have no keys. dim is a multiple of
-// LANES; all else is as in `attention`. query_starts are those of rows with one new token.
-EXPORT void attention_states(const void *q, float *states, const void *kv, long blocks, long kv_heads, long block_size,
-                             long dim, long heads, const int *query_starts, const int *kv_lens, const int *block_table,
-                             long table_width, long rows, long chunks, float scale, float softcap, int kind,
-                             int cached) {
-    long half = blocks * kv_heads * block_size * row_numbers(dim, cached);
-    paged p = {.q = q, .keys = kv, .values = at(kv, half, cached), .query_starts = query_starts, .kv_lens = kv_lens,
-               .block_table = block_table, .table_width = table_width, .rows = rows, .heads = heads,
-               .kv_heads = kv_heads, .block_size = block_size, .chunks = chunks, .parts = states,
-               .scoring = {cached, dim, scale * LOG2_E, softcap, 0, 0, 0, kind}};
-    unit *units = malloc((2 * rows * chunks + 1) * sizeof(unit));
-    p.together = malloc((rows + 1) * sizeof(int));
-    if (units == NULL || p.together == NULL) abort();
-    for (long row = 0; row < rows; row++) p.together[row] = 1;
-    run(&p, 1, units, units + rows * chunks);
-    free(p.together);
-    free(units);
 }
