@@ -190,7 +190,7 @@ def test_supported_is_in_alphabetical_order() -> None:
 
 
 def test_resolving_loads_no_other_family() -> None:
-    for module in ("models.families.classics.opt", "models.families.classics.gpt2"):
+    for module in ("models.families.decoders.bloom_falcon_mpt", "models.families.decoders.gpt"):
         sys.modules.pop(module, None)
     resolve("GPT2LMHeadModel")
-    assert "models.families.classics.opt" not in sys.modules
+    assert "models.families.decoders.bloom_falcon_mpt" not in sys.modules

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biased queries, keys and values, and windows in the upper layers."""
+"""Qwen2 and Qwen3."""
 
 from __future__ import annotations
 
@@ -19,5 +19,14 @@ class QwenFields(DecoderFields, frozen=True, kw_only=True):
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
+    """Qwen2 and Qwen2.5: Llama with biased queries, keys and values, and windows in the upper layers."""
+
     fields = QwenFields
     fixed = {"qkv_bias": True, "o_bias": False}
+
+
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    """Qwen3: Qwen2 with normalised query and key heads instead of biases."""
+
+    fields = QwenFields
+    fixed = {"qk_norm": "head"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size, family_fields
-from models.families.decoders.gemma_layers import (
+from models.families.decoders.gemma.gemma_layers import (
     FULL,
     SLIDING,
     LayerPlan,

@@ -15,7 +15,7 @@ from models.config import ConfigError, ModelConfig, Size, family_fields
 from models.context import ForwardContext
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
-from models.families.speech.encoder_decoder import (
+from models.families.encoder_decoders.encoder_decoder import (
     EPS,
     CrossLayer,
     EncoderDecoderFields,

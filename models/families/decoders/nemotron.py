@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from models.config import Eps
-from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.gpt import LAYER_NORMS
 from models.families.decoders.llama import LlamaFields
 
 

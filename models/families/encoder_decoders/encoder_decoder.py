@@ -13,9 +13,9 @@ from torch import Tensor
 
 from models.config import ModelConfig, Size
 from models.context import ForwardContext, use_context
-from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import Decoder, DecoderForCausalLM, DecoderLayer, make_norm
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.gpt import LAYER_NORMS
 from models.layers.cross_attention import CrossAttention, SourceInput, cross_layers
 from models.layers.embedding import check_learned_positions
 from models.layers.norm import enter

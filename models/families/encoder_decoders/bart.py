@@ -14,10 +14,10 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, family_fields
-from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_spec import DecoderSpec, Norms
-from models.families.speech.encoder_decoder import EncoderDecoderFields, TextToTextForCausalLM
+from models.families.decoders.gpt import LAYER_NORMS
+from models.families.encoder_decoders.encoder_decoder import EncoderDecoderFields, TextToTextForCausalLM
 from models.layers.embedding import Embedding
 from models.layers.linear import frozen
 from models.layers.rotary import Rope

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows in three layers of four, whose rotation is not stretched."""
+"""OLMo, OLMo 2 and OLMo 3."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from typing import Any, ClassVar
 
 from models.config import Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import POST_NORMS, DecoderFields, LayerSpec
+from models.families.decoders.decoder_spec import POST_NORMS, DecoderFields, DecoderSpec, LayerSpec
 from models.layers.rotary import Rope, plain_rope, read_rope
 from models.model import ModelSetup
+
+
+class OlmoFields(DecoderFields, frozen=True, kw_only=True):
+    clip_qkv: float | None = None
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), qkv_limit=self.clip_qkv)
+
+
+class OlmoForCausalLM(DecoderForCausalLM):
+    fields = OlmoFields
+    fixed = {"norm": "layer without weight", "eps": 1e-5}
+
+
+class Olmo2ForCausalLM(DecoderForCausalLM):
+    """OLMo 2: norms after attention and MLP, and norms over all query or key heads at once."""
+
+    fixed = {"norms": POST_NORMS, "qk_norm": "projection"}
 
 
 class Olmo3Fields(DecoderFields, frozen=True, kw_only=True):
@@ -44,5 +62,7 @@ class Olmo3Fields(DecoderFields, frozen=True, kw_only=True):
 
 
 class Olmo3ForCausalLM(DecoderForCausalLM):
+    """OLMo 3: OLMo 2 with windows in three layers of four, whose rotation is not stretched."""
+
     fields = Olmo3Fields
     fixed = {"norms": POST_NORMS, "qk_norm": "projection"}

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and MLP beside each other behind one norm, and biases everywhere."""
+"""Phi, from Phi-1 to Phi-4."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 import msgspec
 
 from models.config import ConfigError, Eps
-from models.families.classics.gpt2 import ALL_BIASES, LAYER_NORMS
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, Norms
+from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields, DecoderSpec, Norms
+from models.families.decoders.gpt import ALL_BIASES, LAYER_NORMS
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 
@@ -31,6 +31,8 @@ class PhiFields(DecoderFields, frozen=True, kw_only=True):
 
 
 class PhiForCausalLM(DecoderForCausalLM):
+    """Phi-1, 1.5 and 2: attention and MLP beside each other behind one norm, and biases everywhere."""
+
     fields = PhiFields
     fixed = {
         **LAYER_NORMS,
@@ -40,3 +42,15 @@ class PhiForCausalLM(DecoderForCausalLM):
         "head_bias": True,
     }
     saved_names = {"o_proj": "dense", "up_proj": "fc1", "down_proj": "fc2", "norm": "final_layernorm"}
+
+
+class Phi3Fields(DecoderFields, frozen=True, kw_only=True):
+    def window(self, index: int) -> int | None:
+        return self.sliding_window
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    """Phi-3, Phi-3.5, Phi-4: Llama with fused matrices, longrope, and heads rotated in part."""
+
+    fields = Phi3Fields
+    fixed = {"qkv": "in one", "gate_up_in_one": True, **WITHOUT_BIASES}

@@ -15,8 +15,8 @@ from models.config import ConfigError, Eps, Size, family_fields
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.encoder_decoders.encoder_decoder import CrossLayer, TextToTextForCausalLM
 from models.families.encoders.encoder_model import EncoderModel
-from models.families.speech.encoder_decoder import CrossLayer, TextToTextForCausalLM
 from models.layers.attention import Buckets, read_bias
 from models.layers.rotary import Rope
 from models.model import ModelSetup
