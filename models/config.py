@@ -141,6 +141,16 @@ def family_fields(config: ModelConfig, kind: type[FamilyFields]) -> FamilyFields
         raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
 
 
+def check_served(config: ModelConfig, fields: msgspec.Struct, **served: tuple[object, ...]) -> None:
+    """Refuse values of a family's fields that its class does not compute. `served`: those that it does."""
+    for name, values in served.items():
+        if (value := getattr(fields, name)) not in values:
+            raise ConfigError(
+                f"config.json of this {config.architecture}: the field {name!r} is {value!r}, but must be "
+                f"{' or '.join(map(repr, values))}"
+            )
+
+
 Default = TypeVar("Default", bool, None)
 
 

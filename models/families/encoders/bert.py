@@ -1,12 +1,16 @@
-"""BERT, RoBERTa (with XLM-R and CamemBERT) and ELECTRA: the same layer, other positions, widths and heads."""
+"""BERT and its kin, which have the same layer, and other names, positions, widths and heads: RoBERTa (with XLM-R
+and CamemBERT), ELECTRA, ALBERT, DistilBERT and MPNet."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from models.config import ConfigError, ModelConfig, family_fields
+from models.checkpoint.weights import Weights
+from models.config import ModelConfig, Size, check_served, family_fields
 from models.families.encoders.encoder import (
     Embeddings,
     Encoder,
@@ -16,10 +20,12 @@ from models.families.encoders.encoder import (
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.families.encoders.rotary_roberta import is_rotary, rotary_trunk
-from models.families.encoders.vocabulary_head import BERT_NAMES, ROBERTA_NAMES
+from models.families.encoders.vocabulary_head import BERT_NAMES, ROBERTA_NAMES, VocabularyNames
+from models.layers.attention import Buckets, read_bias
 from models.model import ModelSetup
+from models.parallel.parallel import Parallel
 
-_NAMES = LayerNames(
+_BERT = LayerNames(
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     out="attention.output.dense",
     attention_norm="attention.output.LayerNorm",
@@ -37,11 +43,7 @@ class BertFields(EncoderFields, frozen=True, kw_only=True):
 
 def bert_fields(config: ModelConfig) -> BertFields:
     fields = family_fields(config, BertFields)
-    if fields.position_embedding_type != "absolute":
-        raise ConfigError(
-            f"config.json of this {config.architecture}: the field 'position_embedding_type' is "
-            f"{fields.position_embedding_type!r}, but only 'absolute' is served"
-        )
+    check_served(config, fields, position_embedding_type=("absolute",))
     return fields
 
 
@@ -55,14 +57,11 @@ def bert_trunk(setup: ModelSetup, *, first_position: int = 0) -> Encoder:
         first_position=first_position,
         types=fields.type_vocab_size,
     )
-    scopes = [f"encoder.layer.{index}" for index in range(config.num_layers)]
-    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
-    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
     return Encoder(
         setup,
         embeddings,
-        layers,
-        eps=eps,
+        plain_layers(setup, fields, _BERT),
+        eps=fields.layer_norm_eps,
         width=width,
         project="embeddings_project" if width != config.hidden_size else "",
     )
@@ -99,4 +98,150 @@ ElectraModel, ElectraForSequenceClassification, ElectraForTokenClassification = 
     partial(Head, dense=("classifier.dense",), activation=F.gelu, out="classifier.out_proj"),
     prefix=("electra",),
     heads=("generator_predictions", "generator_lm_head", "discriminator_predictions", "classifier"),
+)
+
+
+_ALBERT = LayerNames(
+    qkv=("attention.query", "attention.key", "attention.value"),
+    out="attention.dense",
+    attention_norm="attention.LayerNorm",
+    mlp_norm="full_layer_layer_norm",
+    mlp_parts=("ffn", "ffn_output"),
+)
+
+
+class AlbertFields(EncoderFields, frozen=True, kw_only=True):
+    embedding_size: int = 128
+    hidden_act: str = "gelu_new"
+    num_hidden_groups: int = 1
+    inner_group_num: int = 1
+    """The number of layers in a group, which run one after the other."""
+
+
+def albert_trunk(setup: ModelSetup) -> Encoder:
+    """A few layers, each of which runs several times, and embeddings narrower than the layers."""
+    config, fields = setup.config, family_fields(setup.config, AlbertFields)
+    embeddings = Embeddings(
+        setup, fields.embedding_size, positions=fields.max_position_embeddings, types=fields.type_vocab_size
+    )
+    scopes = [
+        f"encoder.albert_layer_groups.{group}.albert_layers.{index}"
+        for group in range(fields.num_hidden_groups)
+        for index in range(fields.inner_group_num)
+    ]
+    groups = (step * fields.num_hidden_groups // config.num_layers for step in range(config.num_layers))
+    size = fields.inner_group_num
+    return Encoder(
+        setup,
+        embeddings,
+        plain_layers(setup, fields, _ALBERT, scopes),
+        eps=fields.layer_norm_eps,
+        width=fields.embedding_size,
+        project="encoder.embedding_hidden_mapping_in",
+        order=[group * size + index for group in groups for index in range(size)],
+    )
+
+
+AlbertModel, AlbertForSequenceClassification, AlbertForTokenClassification = encoder_classes(
+    "Albert",
+    albert_trunk,
+    partial(Head, dense=("albert.pooler", "pooler")),
+    prefix=("albert",),
+    heads=("predictions", "sop_classifier", "classifier"),
+    vocabulary=VocabularyNames(
+        dense="predictions.dense",
+        norm=("predictions.LayerNorm",),
+        decoder="predictions.decoder",
+        bias=("predictions.bias",),
+    ),
+)
+
+
+_DISTILBERT = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    mlp="ffn",
+    mlp_norm="output_layer_norm",
+    mlp_parts=("lin1", "lin2"),
+)
+
+
+class DistilBertFields(EncoderFields, frozen=True, kw_only=True):
+    intermediate_size: Size = msgspec.field(name="hidden_dim")
+    max_position_embeddings: int = 512
+    hidden_act: str = msgspec.field(name="activation", default="gelu")
+
+
+def distilbert_trunk(setup: ModelSetup) -> Encoder:
+    """BERT with half the layers, and no token types."""
+    config, fields = setup.config, family_fields(setup.config, DistilBertFields)
+    embeddings = Embeddings(setup, config.hidden_size, positions=fields.max_position_embeddings)
+    layers = plain_layers(setup, fields, _DISTILBERT, "transformer.layer.")
+    return Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps)
+
+
+DistilBertModel, DistilBertForSequenceClassification, DistilBertForTokenClassification = encoder_classes(
+    "DistilBert",
+    distilbert_trunk,
+    partial(Head, dense=("pre_classifier",), activation=F.relu),
+    prefix=("distilbert",),
+    heads=("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier"),
+    vocabulary=VocabularyNames(
+        dense="vocab_transform",
+        norm=("vocab_layer_norm",),
+        decoder="vocab_projector",
+        bias=("vocab_projector.bias",),
+        eps=1e-12,
+    ),
+)
+
+
+_MPNET_FIRST = 2  # rows 0 and 1 of the position table were meant for padding
+_MPNET = LayerNames(
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    mlp_norm="output.LayerNorm",
+    mlp_parts=("intermediate.dense", "output.dense"),
+)
+
+
+class MPNetFields(EncoderFields, frozen=True, kw_only=True):
+    intermediate_size: Size = 3072
+    max_position_embeddings: int = 512
+
+
+def mpnet_trunk(setup: ModelSetup) -> Encoder:
+    """RoBERTa's layers and positions, and a learned bias of attention for each distance."""
+    config, fields = setup.config, family_fields(setup.config, MPNetFields)
+    positions = fields.max_position_embeddings
+    embeddings = Embeddings(setup, config.hidden_size, positions=positions, first_position=_MPNET_FIRST)
+    layers, bias = plain_layers(setup, fields, _MPNET), DistanceBias(config, setup.parallel)
+    return Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps, bias=bias)
+
+
+class DistanceBias(nn.Module):
+    """Biases of attention by distance, which all layers share."""
+
+    table: nn.Parameter
+
+    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
+        super().__init__()
+        self.heads = parallel.share_heads(config.num_heads)
+
+    def pull(self, weights: Weights) -> None:
+        self.table = read_bias(weights / "encoder.relative_attention_bias", self.heads, Buckets())
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+MPNetModel, MPNetForSequenceClassification, MPNetForTokenClassification = encoder_classes(
+    "MPNet",
+    mpnet_trunk,
+    partial(Head, dense=("classifier.dense",), out="classifier.out_proj"),
+    prefix=("mpnet",),
+    heads=("lm_head", "classifier"),
+    vocabulary=ROBERTA_NAMES,
 )

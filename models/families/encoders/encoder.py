@@ -125,15 +125,20 @@ class EncoderLayer(nn.Module):
 
 
 def plain_layers(
-    setup: ModelSetup, scopes: Iterable[str], names: LayerNames, *, inner: int, activation: str, eps: float
+    setup: ModelSetup,
+    fields: EncoderFields,
+    names: LayerNames,
+    scopes: str | Iterable[str] = "encoder.layer.",
 ) -> dict[str, EncoderLayer]:
-    """Layers by their scopes, with biases everywhere, whose MLPs have `inner` features and no gate."""
+    """Layers with biases everywhere, whose MLPs have no gate, by their scopes: numbers behind one word."""
 
     def layer() -> EncoderLayer:
-        size, parallel = setup.config.hidden_size, setup.parallel
-        mlp = MLP(size, inner, parallel, activation=activation, names=names.mlp_parts, bias=True)
-        return EncoderLayer(setup, names, mlp, eps=eps)
+        sizes = setup.config.hidden_size, fields.intermediate_size, setup.parallel
+        mlp = MLP(*sizes, activation=fields.hidden_act, names=names.mlp_parts, bias=True)
+        return EncoderLayer(setup, names, mlp, eps=fields.layer_norm_eps)
 
+    if isinstance(scopes, str):
+        scopes = [f"{scopes}{index}" for index in range(setup.config.num_layers)]
     return {scope: layer() for scope in scopes}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from models.config import ConfigError, ModelConfig, family_fields
+from models.config import check_served, family_fields
 from models.families.encoders.encoder import (
     Embeddings,
     Encoder,
@@ -38,7 +38,13 @@ class GteFields(EncoderFields, frozen=True, kw_only=True):
 
 
 def gte_trunk(setup: ModelSetup) -> Encoder:
-    config, fields = setup.config, _fields(setup.config)
+    config, fields = setup.config, family_fields(setup.config, GteFields)
+    check_served(
+        *(config, fields),
+        layer_norm_type=("layer_norm",),
+        position_embedding_type=("rope", "absolute"),
+        logn_attention_scale=(False,),
+    )
     is_rotary = fields.position_embedding_type == "rope"
     positions = 0 if is_rotary else fields.max_position_embeddings
     embeddings = Embeddings(setup, config.hidden_size, positions=positions, types=fields.type_vocab_size)
@@ -63,21 +69,6 @@ def _mlp(setup: ModelSetup, fields: GteFields) -> GatedMLP:
         names=("up_gate_proj", "down_proj"),
         up_first=True,
     )
-
-
-def _fields(config: ModelConfig) -> GteFields:
-    fields = family_fields(config, GteFields)
-    for name, served in {
-        "layer_norm_type": ("layer_norm",),
-        "position_embedding_type": ("rope", "absolute"),
-        "logn_attention_scale": (False,),
-    }.items():
-        if getattr(fields, name) not in served:
-            raise ConfigError(
-                f"config.json of this {config.architecture}: the field {name!r} is "
-                f"{getattr(fields, name)!r}, but must be {' or '.join(map(repr, served))}"
-            )
-    return fields
 
 
 GteModel, GteForSequenceClassification, GteForTokenClassification = encoder_classes(

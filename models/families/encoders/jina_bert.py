@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError, ModelConfig, family_fields
+from models.config import ConfigError, check_served, family_fields
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderFields, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.families.encoders.vocabulary_head import BERT_NAMES
@@ -46,7 +46,7 @@ class JinaBertFields(EncoderFields, frozen=True, kw_only=True):
 
 def jina_bert_trunk(setup: ModelSetup) -> Encoder:
     config, fields = setup.config, family_fields(setup.config, JinaBertFields)
-    _check(config, fields)
+    check_served(config, fields, position_embedding_type=("alibi",), feed_forward_type=tuple(_GATES))
     embeddings = Embeddings(setup, config.hidden_size, types=fields.type_vocab_size)
     layers = {f"encoder.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
     return Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps, bias=FallingBias(setup))
@@ -93,18 +93,6 @@ def _mlp(setup: ModelSetup, fields: JinaBertFields) -> GatedMLP:
         names=parts,
         up_first=fields.norms_heads,
     )
-
-
-def _check(config: ModelConfig, fields: JinaBertFields) -> None:
-    for name, value, served in (
-        ("position_embedding_type", fields.position_embedding_type, ("alibi",)),
-        ("feed_forward_type", fields.feed_forward_type, tuple(_GATES)),
-    ):
-        if value not in served:
-            raise ConfigError(
-                f"config.json of this {config.architecture}: the field {name!r} is {value!r}, but must be "
-                f"{' or '.join(map(repr, served))}"
-            )
 
 
 class FallingBias(nn.Module):

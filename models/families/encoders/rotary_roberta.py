@@ -54,11 +54,9 @@ def rotary_trunk(setup: ModelSetup) -> Encoder:
     usual = 20000.0 if config.raw.get("model_type") == _SAVED else 10000.0
     theta = fields.rotary_emb_base or usual
     rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=theta)
-    scopes = [f"layers.{index}" for index in range(config.num_layers)]
-    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
-    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
+    layers = plain_layers(setup, fields, _NAMES, "layers.")
     embeddings = Embeddings(setup, config.hidden_size, types=fields.type_vocab_size)
-    trunk = Encoder(setup, embeddings, layers, eps=eps, rotary=Rotary(rope))
+    trunk = Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps, rotary=Rotary(rope))
     trunk.default_pooling = "MEAN"
     return trunk
 
