@@ -6,7 +6,7 @@ names of their parts in its checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -128,7 +128,7 @@ def plain_layers(
     setup: ModelSetup,
     fields: EncoderFields,
     names: LayerNames,
-    scopes: str | Iterable[str] = "encoder.layer.",
+    scopes: str | list[str] = "encoder.layer.",
 ) -> dict[str, EncoderLayer]:
     """Layers with biases everywhere, whose MLPs have no gate, by their scopes: numbers behind one word."""
 
