@@ -49,8 +49,6 @@ USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
 With a server that runs:
   facet chat                      talk to its model
   facet complete                  continue a text
-  facet embed FILE...             make vectors of texts
-  facet transcribe FILE...        write what is said in recordings
   facet models                    list its models
   facet load|unload MODEL         load one of several models, or have it give its memory back
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
@@ -71,7 +69,6 @@ _log = logging.getLogger(__name__)
 TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
-    "embed": "server.terminal.embed",
     "models": "server.terminal.list_models",
     "load": "server.terminal.load_model",
     "unload": "server.terminal.load_model",
@@ -79,7 +76,6 @@ TERMINAL = {
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
     "keys": "server.terminal.keys",
-    "transcribe": "server.terminal.transcribe",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 

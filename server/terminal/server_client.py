@@ -9,22 +9,19 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import secrets
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from server.options.server_options import client_key_of_environment
 from server.terminal.console import CommandError
 from worker.logs import printable
 
 DEFAULT_URL = "http://localhost:8000"
-_PIECE = 1 << 18
 _SECONDS = 3600.0
 """Seconds without a byte after which an answer is given up."""
 _REMEDIES = {401: "give its key with --api-key, or in the variable FACET_API_KEY"}
@@ -92,33 +89,11 @@ class ServerClient:
             self.close()
         return reply
 
-    def send_form(self, path: str, fields: Mapping[str, str], file: Path) -> bytes:
-        """The answer to a form with a file. Raises ServerError with the server's reason."""
-        form = _Form(fields, file)
-        try:
-            response = self._open("POST", path, form, form.headers)
-            reply = Reply(response.status, response.headers, response.read())
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise self._unreachable(error) from None
-        if reply.status != 200:
-            self.close()
-            self._value(reply)
-        return reply.body
-
-    def stream_form(self, path: str, fields: Mapping[str, str], file: Path) -> Iterator[dict[str, Any]]:
-        """The data of each event that answers a form with a file."""
-        form = _Form(fields, file)
-        return self._events(path, form, form.headers)
-
     def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
         """The data of each event, as it arrives. Leaving the iterator ends the request at the server, too."""
-        return self._events(path, json.dumps(body).encode(), {})
-
-    def _events(self, path: str, body: bytes | _Form, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         complete = False
         try:
-            response = self._open("POST", path, body, headers)
+            response = self._open("POST", path, json.dumps(body).encode(), {})
             if response.status != 200:
                 self._value(Reply(response.status, response.headers, response.read()))
             for line in response:
@@ -153,7 +128,7 @@ class ServerClient:
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _open(
-        self, method: str, path: str, body: bytes | _Form | None, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
         root = "" if self._address is None else root_of(self._address)
         request = (method, root + path, body, {**self._headers, **headers})
@@ -198,34 +173,6 @@ def _reason(value: Any) -> str | None:
     error = value.get("error") if isinstance(value, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return printable(message) if isinstance(message, str) and message else None
-
-
-class _Form:
-    """A form with a file, which is read while it is sent."""
-
-    def __init__(self, fields: Mapping[str, str], file: Path) -> None:
-        self._file = file
-        boundary = secrets.token_hex(16)
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in fields.items()
-        ]
-        name = quote(file.name, safe=" ")
-        head = f'Content-Disposition: form-data; name="file"; filename="{name}"'
-        self._before = "".join([*parts, f"--{boundary}\r\n{head}\r\n\r\n"]).encode()
-        self._after = f"\r\n--{boundary}--\r\n".encode()
-        size = len(self._before) + file.stat().st_size + len(self._after)
-        self.headers = {
-            "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(size),
-        }
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._before
-        with self._file.open("rb") as file:
-            while piece := file.read(_PIECE):
-                yield piece
-        yield self._after
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -1,5 +1,5 @@
-"""BERT and its kin, with the same layer, and other names, positions, widths and heads: RoBERTa (with XLM-R and
-CamemBERT), ELECTRA, ALBERT, DistilBERT and MPNet."""
+"""BERT and its kin, which have one layer, and other names, positions, widths and heads: RoBERTa (with XLM-R
+and CamemBERT), ELECTRA, ALBERT, DistilBERT and MPNet."""
 
 from __future__ import annotations
 
