@@ -276,7 +276,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "VoxtralForConditionalGeneration": Composite(
         texts={"llama": "LlamaForCausalLM"},
         beside=_AUDIO_TOWER,
-        tower="pieces:VoxtralTower",
+        tower="hearing:VoxtralTower",
         defaults={
             "vocab_size": 131_072,
             "hidden_size": 3072,

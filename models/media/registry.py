@@ -47,7 +47,7 @@ PROCESSORS = {
     "Siglip2Model": "kept_shape:Siglip2Processor",
     "SiglipModel": "fixed_size:SiglipProcessor",
     "SmolVLMForConditionalGeneration": "tiling.idefics3:SmolVLMProcessor",
-    "VoxtralForConditionalGeneration": "pieces:VoxtralProcessor",
+    "VoxtralForConditionalGeneration": "hearing:VoxtralProcessor",
 }
 
 

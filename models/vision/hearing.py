@@ -14,19 +14,32 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Size
+from models.context import ForwardContext
 from models.layers.cross_attention import KeysWithoutBias
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, activation_kind
 from models.layers.norm import LayerNorm, enter
+from models.media.whisper import PIECE_FRAMES
 from models.parallel.rank_shares import Span
-from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames, segments
-from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
+from models.vision.blocks import WHOLE, Learned, Projector, TowerLayer, TowerLayers, TowerNames, segments
+from models.vision.tower import InLayers, TowerInput, TowerSetup, advance, read_tower_fields
+from models.vision.vit import PROJECTORS
 
 EPS = 1e-5
 _WINDOW = 3
 """The frames that a convolution reads for each row that it gives."""
 _CHUNKS = 8
 """The chunks of a sound that pass convolutions together."""
+_TOGETHER = 8
+"""The pieces that pass a layer together."""
+_PIECE_ROWS = PIECE_FRAMES // 2
+_OLDER_NAMES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+"""What newer files call the fields of an encoder of sound, and what older ones do."""
 _NAMES = TowerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.out_proj",
@@ -80,27 +93,45 @@ class AudioFields(msgspec.Struct, frozen=True, kw_only=True):
         return TowerLayers(self.encoder_layers, lambda: HearingLayer(*sizes, self.activation_function))
 
 
-class Qwen2AudioTower(nn.Module):
-    """Whisper's encoder, whose rows are halved by means of two, and a projection."""
+class WhisperEncoder(nn.Module):
+    """Whisper's encoder: features of sounds [bands, frames] pass two convolutions and layers."""
 
-    levels = 0
-
-    def __init__(self, setup: TowerSetup) -> None:
+    def __init__(self, fields: AudioFields) -> None:
         super().__init__()
-        fields = read_tower_fields(_audio_part(setup.config), AudioFields)
         size = fields.d_model
         self.conv1 = Convolution(fields.num_mel_bins, size, 1)
         self.conv2 = Convolution(size, size, 2)
         self.embed_positions = Learned(fields.max_source_positions, size, name="weight")
         self.layers = fields.layers()
         self.layer_norm = LayerNorm(size, EPS)
-        self.linear = Linear(size, setup.hidden_size, bias=True)
+
+    def forward(self, features: Sequence[Tensor], step: ForwardContext) -> InLayers[Tensor]:
+        """The rows [S, size] of sounds that fill all positions; `step` is the context of these rows."""
+        rows = self.conv2(self.conv1([each.t() for each in features]))
+        stream = torch.cat([each + self.embed_positions.weight for each in rows])
+        delta, stream = yield from self.layers(step, stream)
+        return enter(self.layer_norm, delta, stream)[0]
+
+
+class _WhisperTower(WhisperEncoder):
+    """Whisper's encoder, whose rows a projector makes as wide as the text."""
+
+    levels = 0
+    projector: nn.Module
 
     def pull(self, weights: Weights) -> None:
-        tower = weights.first("model.audio_tower", "audio_tower")
-        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        tower, projector = weights.first("model.audio_tower", "audio_tower"), weights.first(*PROJECTORS)
         for name, module in self.named_children():
-            load(module, (projector if name == "linear" else tower) / name)
+            load(module, projector if name == "projector" else tower / name)
+
+
+class Qwen2AudioTower(_WhisperTower):
+    """The rows are halved by means of two ahead of the last norm."""
+
+    def __init__(self, setup: TowerSetup) -> None:
+        fields = read_tower_fields(_audio_part(setup.config), AudioFields)
+        super().__init__(fields)
+        self.projector = nn.ModuleDict({"linear": Linear(fields.d_model, setup.hidden_size, bias=True)})
 
     def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         counts = [-(-item.grid[2] // 2) for item in items]  # what lies behind is silence that was added
@@ -111,8 +142,45 @@ class Qwen2AudioTower(nn.Module):
         delta, stream = yield from self.layers(step, torch.cat(rows))
         hidden = stream if delta is None else ops.add(stream, delta)
         means = [each[: len(each) // 2 * 2].unflatten(0, (-1, 2)).mean(1) for each in hidden.split(counts)]
-        projected = self.linear(self.layer_norm(torch.cat(means)))
+        projected = self.projector["linear"](self.layer_norm(torch.cat(means)))
         return list(projected.split([len(each) for each in means]))
+
+
+class _Activation(msgspec.Struct, frozen=True):
+    projector_hidden_act: str = "gelu"
+
+
+class VoxtralTower(_WhisperTower):
+    """Sounds pass in pieces of 30 seconds, each alone; several rows side by side become an embedding."""
+
+    def __init__(self, setup: TowerSetup) -> None:
+        fields = read_tower_fields(_audio_part(setup.config), AudioFields)
+        super().__init__(fields)
+        size, self.stacked = fields.d_model, fields.encoder_ffn_dim
+        if fields.max_source_positions != _PIECE_ROWS or (_PIECE_ROWS * size) % self.stacked:
+            raise ConfigError(
+                f"config.json: 'audio_config' must have 'max_source_positions' {_PIECE_ROWS}, and rows of "
+                f"which whole ones are 'intermediate_size' {self.stacked} numbers"
+            )
+        kind = read_tower_fields(setup.config, _Activation).projector_hidden_act
+        self.projector = Projector(self.stacked, setup.hidden_size, activation=kind, bias=False)
+
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        pieces = [piece for item in items for piece in item.pixels.split(PIECE_FRAMES, dim=1)]
+        groups = [pieces[first : first + _TOGETHER] for first in range(0, len(pieces), _TOGETHER)]
+        steps = [segments([_PIECE_ROWS] * len(group), pieces[0].device) for group in groups]
+        hidden = yield from _side_by_side([self(*each) for each in zip(groups, steps, strict=True)])
+        rows = self.projector(torch.cat(hidden).view(-1, self.stacked))
+        return list(rows.split([item.embeddings for item in items]))
+
+
+def _side_by_side(runs: Sequence[InLayers[Tensor]]) -> InLayers[list[Tensor]]:
+    """Computations of the same layers: all of them pass a layer before the first one passes the next."""
+    while True:
+        made = [advance(run, 1) for run in runs]
+        if done := [each for each in made if each is not None]:
+            return done
+        yield
 
 
 class _Qwen3Fields(AudioFields, frozen=True, kw_only=True):
@@ -161,7 +229,7 @@ class Qwen3ASRTower(nn.Module):
 
     def pull(self, weights: Weights) -> None:
         tower = weights.first("model.audio_tower", "thinker.audio_tower", "audio_tower")
-        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        projector = weights.first(*PROJECTORS)
         if "proj1.weight" in tower:  # as Qwen published it
             projector = tower.renamed({"linear_1": "proj1", "linear_2": "proj2"})
         for name, module in self.named_children():
@@ -236,6 +304,8 @@ def thrice_halved(count: int) -> int:
     return -(-count // 8)
 
 
-def _audio_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _audio_part(config: Mapping[str, Any]) -> dict[str, object]:
     part = config.get("audio_config")
-    return part if isinstance(part, Mapping) else {}
+    given: Mapping[str, object] = part if isinstance(part, Mapping) else {}
+    renamed = {_OLDER_NAMES[name]: value for name, value in given.items() if name in _OLDER_NAMES}
+    return {**renamed, **given}

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import msgspec
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size, family_fields
@@ -16,45 +15,25 @@ from models.context import ForwardContext
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.encoder_decoders.encoder_decoder import (
-    EPS,
     CrossLayer,
     EncoderDecoderFields,
     EncoderDecoderForCausalLM,
 )
 from models.layers.cross_attention import KeysWithoutBias, SourceInput, cross_layers
-from models.layers.norm import LayerNorm, enter
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 from models.plain_files import read_object
 from models.pooling.alignment import Alignment
-from models.vision.blocks import Learned, TowerLayers
-from models.vision.hearing import Convolution, HearingLayer
-from models.vision.tower import InLayers
+from models.vision.hearing import AudioFields, WhisperEncoder
+from models.vision.tower import InLayers, read_tower_fields
+
+_USUAL = {"num_mel_bins": 80}
 
 
 class WhisperFields(EncoderDecoderFields, frozen=True, kw_only=True):
     num_mel_bins: Size = 80
     max_source_positions: Size = 1500
     median_filter_width: Annotated[int, msgspec.Meta(ge=1, le=99)] = 7
-
-
-class WhisperEncoder(nn.Module):
-    """Features of recordings [bands, frames] -> rows [S, size], which every rank computes whole."""
-
-    def __init__(self, size: int, fields: WhisperFields) -> None:
-        super().__init__()
-        self.conv1 = Convolution(fields.num_mel_bins, size, 1)
-        self.conv2 = Convolution(size, size, 2)
-        self.embed_positions = Learned(fields.max_source_positions, size, name="weight")
-        sizes = size, fields.encoder_attention_heads, fields.encoder_ffn_dim
-        self.layers = TowerLayers(fields.encoder_layers, lambda: HearingLayer(*sizes, fields.hidden_act))
-        self.layer_norm = LayerNorm(size, EPS)
-
-    def forward(self, features: Sequence[Tensor], step: ForwardContext) -> InLayers[Tensor]:
-        rows = self.conv2(self.conv1([each.t() for each in features]))
-        stream = torch.cat([each + self.embed_positions.weight for each in rows])
-        delta, stream = yield from self.layers(step, stream)
-        return enter(self.layer_norm, delta, stream)[0]
 
 
 class WhisperDecoderLayer(CrossLayer):
@@ -77,7 +56,7 @@ class WhisperForConditionalGeneration(EncoderDecoderForCausalLM):
         own = family_fields(setup.config, WhisperFields)
         self.source_len = own.max_source_positions
         self.source_shape = own.num_mel_bins, 2 * own.max_source_positions
-        self.encoder = WhisperEncoder(setup.config.hidden_size, own)
+        self.encoder = WhisperEncoder(read_tower_fields(setup.config.raw, AudioFields, _USUAL))
         heads = _alignment_heads(setup.folder, setup.config)
         layers = cross_layers(self.modules())
         self.alignment = Alignment(heads, layers, setup.parallel, own.median_filter_width)
