@@ -86,7 +86,7 @@ def test_commands_that_serve_have_options_that_are_read() -> None:
 
 def test_commands_of_the_program_exist() -> None:
     found = {match["name"] for page in PAGES for match in COMMAND.finditer(lines_of_commands(page))}
-    assert {"serve", "chat", "embed", "bench"} <= found <= {"serve", "bench", "keys", *TERMINAL}
+    assert {"serve", "chat", "bench"} <= found <= {"serve", "bench", "keys", *TERMINAL}
 
 
 def test_flags_in_the_tables_of_other_servers_exist_here() -> None:
