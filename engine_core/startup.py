@@ -26,7 +26,7 @@ from models.mistral.folder import make_folder as make_mistral_folder
 from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
-from models.pooling.made_folders import find_or_make
+from models.pooling.converted_checkpoints import find_or_make
 from models.quantization.config import check_quantization, describe_quantization
 from worker.config import DrafterConfig, WorkerConfig
 from worker.host.machine import cache_folder

@@ -8,7 +8,7 @@ from models.gguf.file import GgufFile
 from models.gguf.gemma import GEMMAS
 from models.gguf.hybrids import HYBRIDS
 from models.gguf.mixtures import WITH_EXPERTS
-from models.gguf.places import placed_tensors
+from models.gguf.tensor_mapping import placed_tensors
 from models.plain_files import FileError
 from models.quantization.methods.gguf import PLAIN, module_of_all
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Source, Stored, place_of
 from models.gguf.file import GgufTensor, read_gguf
-from models.gguf.places import Place, placed_tensors
+from models.gguf.tensor_mapping import Place, placed_tensors
 from models.plain_files import FileError
 from models.quantization.methods.gguf import GGML_TYPES, GgmlType
 from models.quantization.readers.gguf import widened_blocks

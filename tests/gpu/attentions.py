@@ -15,7 +15,7 @@ from workbench import BF16, Workbench
 
 from models.context import ForwardContext
 from models.ops import reference
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 
 _BLOCK = 64
 DECODING = ((1, 1024), (1, 16_384), (32, 2048), (256, 1024))
@@ -44,7 +44,7 @@ class _Heads:
 
 
 def _step(bench: Workbench, new: list[int], total: list[int], *, in_order: bool = False) -> ForwardContext:
-    step = check.moved(make_step(new, total, _BLOCK), bench.target)
+    step = moved(make_step(new, total, _BLOCK), bench.target)
     if not in_order:
         return step
     table = torch.arange(step.block_table.numel(), dtype=torch.int32, device=bench.target)

@@ -11,7 +11,7 @@ from results import Result
 from workbench import BF16, Workbench
 
 from models.ops.latent_ops import pack_latent
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.top_k_top_p import Draws
 
@@ -54,7 +54,7 @@ def _absorbed(sizes: Sizes, length: int) -> int:
 
 
 def _seconds(bench: Workbench, sizes: Sizes, new: list[int], total: list[int]) -> float:
-    step = check.moved(make_step(new, total, _BLOCK), bench.target)
+    step = moved(make_step(new, total, _BLOCK), bench.target)
     tokens, row = sum(new), sizes.rank + sizes.rope
     matrix = torch.randn(sizes.heads * (sizes.nope + sizes.value), sizes.rank) / sizes.rank**0.5
     up = pack_latent(matrix.to(BF16), sizes.heads, sizes.nope, sizes.rank).to(bench.target)

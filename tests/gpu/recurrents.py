@@ -11,7 +11,7 @@ from workbench import Workbench
 
 from models.context import ForwardContext, StateRows
 from models.state_rows import StateRow, state_columns
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 
 DECODING, PROMPTS = (1, 32, 256), (512, 2048)
 
@@ -44,7 +44,7 @@ def _seconds(bench: Workbench, layer: _Layer, new: list[int], total: list[int]) 
     """The seconds of a step of such sequences, and the bytes of a state."""
     rows = [StateRow(place, place) for place in range(len(new))]
     table = torch.tensor(state_columns(rows), dtype=torch.int32)
-    step = check.moved(replace(make_step(new, total, 64), states=StateRows(table, rows)), bench.target)
+    step = moved(replace(make_step(new, total, 64), states=StateRows(table, rows)), bench.target)
     states = torch.zeros(len(new), *layer.state, device=bench.target)
     work = layer.compute(bench, bench.random(sum(new), layer.inputs), states, step)
     return bench.seconds_of(work), states[0].nbytes

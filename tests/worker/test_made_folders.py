@@ -18,7 +18,7 @@ from zoo import wordpiece
 from models.config import read_config
 from models.plain_files import FileError
 from models.pooling.config import read_pooling
-from models.pooling.made_folders import find_or_make
+from models.pooling.converted_checkpoints import find_or_make
 from worker.protocol import Pooling
 
 TEXTS = ["The quick brown fox.", "jumps, over", "the lazy dog. That, is all; nothing more"]

@@ -33,7 +33,7 @@ from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
 from worker.kernels.cuda.capabilities import LEAST_BFLOAT16, Card
-from worker.kernels.uses import Uses
+from worker.kernels.operations_used import Uses
 from worker.ranks.process_groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import token_bounds
 from worker.sampling.grouped_logits import BY_TORCH
@@ -169,7 +169,7 @@ class Cuda:
     def _prove(self, dtype: torch.dtype, uses: Uses | None, minimum: Callable[[int], int]) -> None:
         """Leave to torch what is wrong on this card or on that of another rank."""
         from worker.kernels.cuda.draw_kernel import draw  # imports Triton, as `__init__` does
-        from worker.kernels.cuda.proofs import DRAW, agree, prove
+        from worker.kernels.cuda.kernel_self_test import DRAW, agree, prove
 
         own = prove(self._card, self.target, self._head_dim, dtype, uses, self.lost)
         names = agree(own, [*self.kernels, DRAW], minimum)

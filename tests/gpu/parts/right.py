@@ -43,13 +43,13 @@ _TESTS_SECONDS = 65
 def check_operations(bench: Workbench) -> Iterator[Result]:
     """Every operation against its reference, with memory for results that is full of NaN before."""
     from models.ops import SPECIFIED
-    from worker.kernels import check
+    from worker.kernels.compare_with_reference import wrong
 
     few = ("rms_norm", "activation", "add")
     compared = SPECIFIED if bench.on_card else {name: SPECIFIED[name] for name in few}
     for dim in bench.some((64, 96, 128, 256)):
         with bench.poisoned():
-            names = check.wrong(bench.operations, compared, target=bench.target, dim=dim)
+            names = wrong(bench.operations, compared, target=bench.target, dim=dim)
         yield Result(f"operations, heads of {dim}", ", ".join(names) or "right", wrong=len(names))
 
 

@@ -11,7 +11,7 @@ from entities import entity_checkpoint
 from pooled import Params, load_pooled, pool
 
 from models.config import ConfigError, read_config
-from models.pooling.made_folders import find_or_make
+from models.pooling.converted_checkpoints import find_or_make
 
 IDS = [0, 320, 30, 31, 320, 40, 321, 50, 51, 52, 53, 54, 55, 56, 57]
 WORDS = [[7], [8, 9, 10], [11], [12, 13], [14]]

@@ -12,7 +12,7 @@ from later import Later
 
 from facet import LLM, PoolingParams
 from models.config import ConfigError
-from models.pooling.made_folders import find_or_make
+from models.pooling.converted_checkpoints import find_or_make
 
 st = Later("sentence_transformers")
 modules = Later("sentence_transformers.base.modules")

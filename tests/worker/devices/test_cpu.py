@@ -13,7 +13,6 @@ from worker.config import Place
 from worker.devices import cpu as cpu_module
 from worker.devices.cpu import Cpu
 from worker.devices.selection import open_device
-from worker.kernels import check
 from worker.kernels.cpu import operations, torch_operations
 
 
@@ -99,7 +98,7 @@ def test_quantization_without_the_kernels(
 
 def test_kernels_that_quantize_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     operations.choose_kernels()  # that the others are right
-    monkeypatch.setattr(check, "wrong", lambda table, specified: ["linear"])
+    monkeypatch.setattr(operations, "wrong", lambda table, specified: ["linear"])
     monkeypatch.setattr(operations, "check_quantizing", operations.check_quantizing.__wrapped__)  # once more
     assert operations.open_kernels(1, "int8")["linear"] is torch_operations.linear
 

@@ -26,7 +26,7 @@ from worker.steps.output import Fetch
 
 interpreted = pytest.importorskip("interpreted")
 
-from worker.kernels.cuda import operations, proofs  # noqa: E402
+from worker.kernels.cuda import kernel_self_test, operations  # noqa: E402
 from worker.kernels.cuda.capabilities import Card  # noqa: E402
 from worker.kernels.cuda.draw_kernel import draw  # noqa: E402
 
@@ -57,8 +57,8 @@ def proving(monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
     cases = [
         SimpleNamespace(name=name, agrees=lambda *_, of=of: ANSWERS[of]()) for name, of in answers.items()
     ]
-    monkeypatch.setattr(proofs, "cases_on", lambda *given: cases)
-    monkeypatch.setattr(proofs, "draws_right", lambda target: True)
+    monkeypatch.setattr(kernel_self_test, "cases_on", lambda *given: cases)
+    monkeypatch.setattr(kernel_self_test, "draws_right", lambda target: True)
 
 
 @pytest.mark.parametrize("draws", [True, False])
@@ -66,7 +66,7 @@ def test_what_is_wrong_or_fails_is_left_to_torch_and_stops_no_start(
     device: Cuda, draws: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proving(monkeypatch, rms_norm="wrong", attention="fails", gate="right")
-    monkeypatch.setattr(proofs, "draws_right", lambda target: draws)
+    monkeypatch.setattr(kernel_self_test, "draws_right", lambda target: draws)
     monkeypatch.setattr(device, "lost", lambda error: False)
     device._prove(torch.bfloat16, None, int)
     assert {"rms_norm", "attention", "gate"}.intersection(device.kernels) == {"gate"}
@@ -89,7 +89,7 @@ def test_ranks_have_the_same_kernels(
     device: Cuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another rank is asked what it has found before this one is, in the same order."""
-    every = sorted([*device.kernels, proofs.DRAW])
+    every = sorted([*device.kernels, kernel_self_test.DRAW])
     others: list[int] = [0, *[int(name not in ("gate", "draw")) for name in every]]
     asked = iter(others)
     proving(monkeypatch, rms_norm="wrong")

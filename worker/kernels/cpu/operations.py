@@ -9,7 +9,7 @@ import os
 import torch
 
 from worker import logs
-from worker.kernels import check
+from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
 from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
 from worker.kernels.cpu.quantization import Scheme, find_scheme
@@ -62,7 +62,7 @@ def check_quantizing(
     """The kernels of a quantization, and the names of those whose results are wrong; once in a process."""
     scheme = _scheme(name)
     table = linear.bind(library, scheme, input_bits)
-    return table, check.wrong(table, linear_operations(scheme, input_bits))
+    return table, wrong(table, linear_operations(scheme, input_bits))
 
 
 def _scheme(name: str | None) -> Scheme | None:
@@ -110,7 +110,7 @@ def choose_kernels() -> tuple[Library | None, Table]:
         if level.name == "amx" and not library.function("allow_tiles")():
             continue  # the next level does without tiles
         table = bind(library)
-        if level.name == _proved_level or not (names := check.wrong(table)):
+        if level.name == _proved_level or not (names := wrong(table)):
             return library, table
         reason = f"on this machine these compute something else than they should: {', '.join(names)}"
         logger.error("the %s kernels are not used: %s", level.name, reason)

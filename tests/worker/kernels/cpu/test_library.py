@@ -14,7 +14,7 @@ from kernel_levels import BY_TURNS, NAMES, table_of, use_threads
 
 from models.ops import SPECIFIED
 from worker.host import private_folder
-from worker.kernels import check
+from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cpu import library, operations, torch_operations
 from worker.kernels.cpu.library import BuildError, Level, levels_here, open_library
 
@@ -282,7 +282,7 @@ def test_a_level_that_computes_wrongly_is_skipped(
     if len(NAMES) < 2:
         pytest.skip("this processor knows one level only")
     answers = iter([["linear"], []])
-    monkeypatch.setattr(check, "wrong", lambda table: next(answers))
+    monkeypatch.setattr(operations, "wrong", lambda table: next(answers))
     found, _ = operations.choose_kernels()
     assert found is not None
     assert found.level.name == NAMES[1]
@@ -295,7 +295,7 @@ def test_the_check_finds_nothing_wrong(name: str, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     table = table_of(name)
     caplog.clear()
-    assert check.wrong(table) == []
+    assert wrong(table) == []
     assert caplog.messages == []
 
 
@@ -313,7 +313,7 @@ def test_the_check_finds_what_is_wrong() -> None:
             return out
 
         compared = {name: SPECIFIED[name] for name in (each, "pack")}
-        assert check.wrong({**table, each: off}, compared) == [each]
+        assert wrong({**table, each: off}, compared) == [each]
 
 
 @pytest.mark.parametrize("name", BY_TURNS)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.layers.linear import frozen
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped
-from worker.kernels import check
+from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantization import (
@@ -200,9 +200,9 @@ def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
 
 
 def test_the_check_at_start_distinguishes_schemes(table: Table, plain: Table, name: str) -> None:
-    assert check.wrong(table, plain) == []
+    assert wrong(table, plain) == []
     for other in SCHEMES.keys() - {name}:
-        found = check.wrong(table, torch_operations.linear_operations(SCHEMES[other]))
+        found = wrong(table, torch_operations.linear_operations(SCHEMES[other]))
         assert found == ["experts", "gated_linear", "linear"] or {name, other} == {"int8", "int8-dynamic"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
-from worker.kernels import check
+from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 
@@ -127,9 +127,9 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows for other ranks' experts are never written
 def test_the_check_at_start_finds_what_is_wrong() -> None:
-    assert check.wrong(OPERATIONS, target=DEVICE) == []
+    assert wrong(OPERATIONS, target=DEVICE) == []
     off = {**OPERATIONS, "rms_norm": lambda x, weight, eps: reference.rms_norm(x, weight, eps) * 1.5}
-    assert check.wrong(off, target=DEVICE) == ["rms_norm"]
+    assert wrong(off, target=DEVICE) == ["rms_norm"]
 
 
 @pytest.mark.parametrize("scales", [UNSCALED, CacheScales(0.25, 8.0)], ids=["plain", "scaled"])

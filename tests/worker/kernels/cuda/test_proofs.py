@@ -5,7 +5,7 @@ from interpreted import DEVICE  # noqa: F401  # before any kernel is imported
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.ops import SPECIFIED
-from worker.kernels.cuda.proofs import cases_on
+from worker.kernels.cuda.kernel_self_test import cases_on
 
 
 def test_the_reference_of_adapters_is_computed_on_the_card() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from models.context import ForwardContext, StateRows
 from models.ops import recurrent_ops
 from models.state_rows import StateRow, state_columns
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 
@@ -68,7 +68,7 @@ def step_of(
 ) -> ForwardContext:
     table = torch.tensor(state_columns(rows), dtype=torch.int32)
     step = replace(make_step(list(new), list(total), 4), states=StateRows(table, rows))
-    return check.moved(step, DEVICE)
+    return moved(step, DEVICE)
 
 
 def filled_up() -> ForwardContext:

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.context import ForwardContext, StateRows
 from models.ops import recurrent_ops
 from models.state_rows import MOST_KEPT, StateRow, state_columns
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.operations import cuda_operations
@@ -90,7 +90,7 @@ def step_of(rows: Sequence[Row]) -> ForwardContext:
         place += len(row.kept)
     table = torch.tensor(state_columns(found), dtype=torch.int32)
     new, total = [row.new for row in rows], [row.new + row.before for row in rows]
-    return check.moved(replace(make_step(new, total, 64), states=StateRows(table, found)), DEVICE)
+    return moved(replace(make_step(new, total, 64), states=StateRows(table, found)), DEVICE)
 
 
 def recorded(rows: Sequence[Row]) -> ForwardContext:

@@ -38,11 +38,11 @@ from worker.kernels.cuda.compiling.steps_without_memory import (
     take_steps,
 )
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
+from worker.kernels.cuda.kernel_self_test import cases_on
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.operations import cuda_operations
-from worker.kernels.cuda.proofs import cases_on
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
-from worker.kernels.uses import Uses
+from worker.kernels.operations_used import Uses
 from worker.options import LoraOptions
 
 logger = logging.getLogger(__name__)

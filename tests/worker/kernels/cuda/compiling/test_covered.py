@@ -24,8 +24,8 @@ from uninterpreted import run_uninterpreted
 from models.gguf.folder import make_folder
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling import model_variants
+from worker.kernels.cuda.kernel_self_test import prove
 from worker.kernels.cuda.launch import Call, taking
-from worker.kernels.cuda.proofs import prove
 
 LONG = {"max_position_embeddings": 16384, "num_hidden_layers": 1}
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -159,7 +159,7 @@ from pathlib import Path
 import torch
 from models.config import read_config
 from worker.kernels.cuda.compiling.model_variants import model_calls, opening_calls
-from worker.kernels.uses import Uses
+from worker.kernels.operations_used import Uses
 
 for folder in map(Path, sys.argv[1:]):
     config, uses = read_config(folder), Uses()
@@ -202,7 +202,7 @@ from pathlib import Path
 import torch
 from models.config import read_config
 from worker.kernels.cuda.compiling.model_variants import model_calls, opening_calls
-from worker.kernels.uses import Uses
+from worker.kernels.operations_used import Uses
 
 for folder in map(Path, sys.argv[1:]):
     uses = Uses()

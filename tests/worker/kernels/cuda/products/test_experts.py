@@ -13,7 +13,7 @@ from torch import Tensor
 from models.ops import expert_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from worker.features.experts.moving import bytes_at, form_of
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import experts as experts_module
@@ -104,7 +104,7 @@ def test_experts_have_gates_or_none(kind: str) -> None:
 
 
 def parameter(matrix: Matrix) -> Tensor:
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     return (
         packed if isinstance(packed, torch.nn.Parameter) else torch.nn.Parameter(packed, requires_grad=False)
     )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from models.ops import reference
 from models.ops.grouped_matrix import Factors, Grouped, Matrix
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import MANY_ROWS, Card
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import packing
@@ -124,7 +124,7 @@ def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", forms())
 def test_products_are_those_of_the_numbers(name: str) -> None:
     matrix = forms()[name]
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     assert type(packed) is packing.Packed
     assert packed.bytes_before == OUTPUTS * matrix.inputs * matrix.dtype.itemsize
     for rows in (1, 19, 130):
@@ -140,7 +140,7 @@ def test_products_are_those_of_the_numbers(name: str) -> None:
 
 def test_inputs_are_split_where_outputs_are_few() -> None:
     matrix = grouped(4, 32, 1111)
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     x, bias = inputs_of(5, matrix), torch.randn(OUTPUTS).to(BF16)
     assert splits_of(packed, 64, CARD.processors) == 2
     out = OPERATIONS["linear"](x.to(DEVICE), packed, bias.to(DEVICE), wide=True)
@@ -152,7 +152,7 @@ def test_gates_and_activations_follow(rows: int) -> None:
     matrix = grouped(4, 32, 96, FP32)
     parts = [matrix.rows(0, 50), matrix.rows(50, 100)]
     x, bias = inputs_of(rows, matrix), torch.randn(100)
-    packed = OPERATIONS["pack"](*(check.moved(part, DEVICE) for part in parts), gated=True)
+    packed = OPERATIONS["pack"](*(moved(part, DEVICE) for part in parts), gated=True)
     plain = matrix.rows(0, 100).widened()
     out = OPERATIONS["gated_linear"](x.to(DEVICE), packed, bias.to(DEVICE), "silu")
     assert_close(out, reference.gated_linear(x, plain, bias, "silu").double(), FP32)
@@ -163,7 +163,7 @@ def test_gates_and_activations_follow(rows: int) -> None:
 def test_parts_may_differ_in_form() -> None:
     """Where the value has 8 bits and the query 4, or one is plain, none is widened."""
     parts: list[Matrix] = [grouped(4, 32, 96), torch.randn(7, 96).to(BF16), grouped(8, 32, 96)]
-    packed = OPERATIONS["pack"](*(check.moved(part, DEVICE) for part in parts))
+    packed = OPERATIONS["pack"](*(moved(part, DEVICE) for part in parts))
     assert packed.bytes_before == 2 * 96 * (OUTPUTS + 7 + OUTPUTS)
     assert packed.nbytes < packed.bytes_before
     x, bias = inputs_of(3, grouped(4, 32, 96)), torch.randn(2 * OUTPUTS + 7).to(BF16)
@@ -174,9 +174,7 @@ def test_parts_may_differ_in_form() -> None:
 def test_every_code_of_8_bits_is_widened_exactly() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(2, 128)
     matrix = Grouped(codes, 8, 128, torch.ones(2, 1), None, 128, FP32, kind=E4M3)
-    out = OPERATIONS["embed"](
-        torch.tensor([1, 0, 1]).to(DEVICE), OPERATIONS["pack"](check.moved(matrix, DEVICE))
-    )
+    out = OPERATIONS["embed"](torch.tensor([1, 0, 1]).to(DEVICE), OPERATIONS["pack"](moved(matrix, DEVICE)))
     expected = codes.view(torch.float8_e4m3fn).float()[[1, 0, 1]]
     assert torch.equal(out.cpu().nan_to_num(1e9), expected.nan_to_num(1e9))
 
@@ -188,12 +186,12 @@ def test_every_code_of_floats_is_multiplied_exactly(kind: str) -> None:
     codes = (torch.arange(128 * OUTPUTS).view(OUTPUTS, 128) % (1 << bits)).to(torch.uint8)
     codes[(codes & 127) == 127] = 0
     matrix = Grouped(codes, bits, 128, torch.ones(OUTPUTS, 1), None, 128, BF16, kind=kind)
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     out = OPERATIONS["linear"](torch.eye(128, dtype=BF16)[:100].to(DEVICE), packed)
     assert torch.equal(out.cpu(), matrix.widened()[:, :100].t())
     matrix.codes[5, 7] = 127
     if kind == E4M3:
-        packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+        packed = OPERATIONS["pack"](moved(matrix, DEVICE))
         out = OPERATIONS["linear"](torch.ones(1, 128, dtype=BF16, device=DEVICE), packed)
         assert out.isnan().nonzero().tolist() == [[0, 5]]
 
@@ -201,7 +199,7 @@ def test_every_code_of_floats_is_multiplied_exactly(kind: str) -> None:
 @pytest.mark.parametrize("name", ["IQ4 in two levels", "4 bits in two levels with minimums", "5 bits"])
 def test_embeddings_are_widened_row_by_row(name: str) -> None:
     matrix = forms()[name]
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE), wide=True)
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE), wide=True)
     ids = torch.tensor([7, OUTPUTS - 1, 0, 7])
     out = OPERATIONS["embed"](ids.to(DEVICE), packed)
     torch.testing.assert_close(out.cpu(), matrix.widened()[ids], atol=0, rtol=2**-7)
@@ -211,13 +209,13 @@ def test_embeddings_are_widened_row_by_row(name: str) -> None:
 def test_groups_that_no_tile_fits_are_widened(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     matrix = grouped(8, 24, 96)
-    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     assert torch.equal(packed.cpu(), matrix.widened())
     assert "codes of 8 bits in groups of 24 inputs are widened" in caplog.text
 
 
 def test_inputs_of_another_type_are_refused() -> None:
-    packed = OPERATIONS["pack"](check.moved(grouped(8, 32, 96), DEVICE))
+    packed = OPERATIONS["pack"](moved(grouped(8, 32, 96), DEVICE))
     with pytest.raises(ValueError, match=r"float32 do not fit a matrix that was packed for torch\.bfloat16"):
         OPERATIONS["linear"](torch.zeros(1, 96, device=DEVICE), packed)
 

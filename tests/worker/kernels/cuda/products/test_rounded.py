@@ -17,7 +17,7 @@ from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.ops.grouped_matrix import Grouped, stacked
 from models.weight_coding import E4M3
-from worker.kernels import check
+from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.operations import cuda_operations
@@ -50,7 +50,7 @@ def matrix(
 
 
 def packed(given: Grouped) -> Packed:
-    made = packing.pack(check.moved(given, DEVICE))
+    made = packing.pack(moved(given, DEVICE))
     assert made is not None
     return made
 
@@ -143,7 +143,7 @@ def test_blocks_are_multiplied_on_hopper(inputs: int, rows: int, monkeypatch: py
     given = matrix(256, inputs, 128, blocks=True)
     weight, x, bias = packed(given), rows_of(rows, inputs), torch.randn(256).to(BF16)
     nowhere = torch.device("meta")
-    on_meta = packing.pack(check.moved(given, nowhere))
+    on_meta = packing.pack(moved(given, nowhere))
     assert on_meta is not None
     with collecting() as calls:
         out = cuda_operations(HOPPER)["linear"](x.to(nowhere), on_meta)
@@ -176,9 +176,9 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
         replace(given, group=64, scales=torch.rand(128, 4)),
     ):
         assert not packed(other).rounds_inputs
-    operations, moved = cuda_operations(HOPPER), check.moved(given, DEVICE)
-    assert operations["pack"](moved).rounds_inputs
-    assert not operations["pack"](moved, wide=True).rounds_inputs, "a head's inputs keep their bits"
+    operations, there = cuda_operations(HOPPER), moved(given, DEVICE)
+    assert operations["pack"](there).rounds_inputs
+    assert not operations["pack"](there, wide=True).rounds_inputs, "a head's inputs keep their bits"
     experts = operations["collect_experts"]([operations["pack"](moved) for _ in range(2)])
     assert not any(matrix.rounds_inputs for matrix in experts)
     expected = "inputs of 1 matrices in e4m3 are rounded to 8 bits"

@@ -2,8 +2,8 @@
 
 import torch
 
-from worker.kernels.cuda.proofs import cases_on
-from worker.kernels.uses import Uses
+from worker.kernels.cuda.kernel_self_test import cases_on
+from worker.kernels.operations_used import Uses
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ from models.context import AdapterRows, ForwardContext, StateRows
 from models.ops import SPECIFIED
 from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.state_rows import StateRow, state_columns
-from worker.kernels import check
+from worker.kernels.compare_with_reference import TOLERANCE, Case, cases_by_type
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.draw_kernel import draws_right
 from worker.kernels.cuda.operations import cuda_operations
-from worker.kernels.uses import Uses
+from worker.kernels.operations_used import Uses
 
 logger = logging.getLogger(__name__)
 
@@ -71,24 +71,22 @@ def agree(own: Collection[str], names: Iterable[str], minimum: Callable[[int], i
     return {name for name in sorted(names) if not minimum(int(name not in own))}
 
 
-def cases_on(
-    target: torch.device, dim: int, dtype: torch.dtype, uses: Uses | None = None
-) -> list[check.Case]:
+def cases_on(target: torch.device, dim: int, dtype: torch.dtype, uses: Uses | None = None) -> list[Case]:
     """The cases on a device in a number type. `uses`: what they are to prove; None: all operations."""
     made = torch.Generator().manual_seed(1)
-    own = check.cases_by_type(dim, target, dtype)[dtype] + [
+    own = cases_by_type(dim, target, dtype)[dtype] + [
         each.moved(target) for each in _further_cases(made, dtype, dim)
     ]
     return own if uses is None else uses.choose(own)
 
 
-def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[check.Case]:
+def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
     """An activation behind a product, and long steps of attention and of states, by kernels of their own."""
 
     def values(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made).to(dtype)
 
-    tolerance = check.TOLERANCE.get(dtype, check.TOLERANCE[torch.bfloat16])
+    tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
     product, heads = (values(4, 67), values(102, 67)), (values(41, 6, dim), values(2, 11, 2, 64, dim))
     step, rates, states = _long_step(), -values(4).float().abs(), values(3, 4, 24, 40).float()
     x, gates, numbers = values(41, 2 * 2 * 24 + 4 * 40), values(41, 8), values(4).float()
@@ -97,14 +95,14 @@ def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[
     return [
         _Adapted("lora", (*product, adapter), tolerance=tolerance),
         _AdaptedEmbeddings("adapt_embeddings", (values(67, 102), adapter), tolerance=tolerance),
-        check.Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
-        check.Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
-        check.Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
-        check.Case("selective_scan", scanned, tolerance=tolerance),
+        Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
+        Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
+        Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
+        Case("selective_scan", scanned, tolerance=tolerance),
     ]
 
 
-class _Adapted(check.Case):
+class _Adapted(Case):
     """A product with an adapter of two of its four rows."""
 
     def compute(self, table: Mapping[str, Callable[..., Any]]) -> Tensor:
@@ -115,7 +113,7 @@ class _Adapted(check.Case):
         return table["linear"](x, matrix, added=table["lora"](x, store.layers[0], rows))
 
 
-class _AdaptedEmbeddings(check.Case):
+class _AdaptedEmbeddings(Case):
     """The embeddings of four tokens, of which two have an adapter."""
 
     def compute(self, table: Mapping[str, Callable[..., Any]]) -> Tensor:
