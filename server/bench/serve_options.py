@@ -156,8 +156,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The percentiles to show."""
     output: Annotated[str | None, Doc(_RESULT, short="--result-filename")] = None
     """File for the JSON result."""
-    plot: Annotated[str | None, Doc(_RESULT)] = None
-    """File for charts of latency by load: one page, .html."""
 
     @property
     def url(self) -> str:
@@ -221,8 +219,7 @@ def check_load(options: LoadOptions) -> None:
     """Raises OptionError if options do not go together."""
     if (options.dataset_name == "custom") != (options.dataset_path is not None):
         raise OptionError("--dataset-name custom and --dataset-path FILE go together; give both or none")
-    for flag, path in (("--output", options.output), ("--plot", options.plot)):
-        check_folder(flag, path)
+    check_folder("--output", options.output)
     if min(chain(options.max_concurrency or (1,), options.request_rate)) <= 0:
         raise OptionError("--max-concurrency and --request-rate must be greater than 0")
     if len(options.max_concurrency or ()) > 1 and len(options.request_rate) > 1:
@@ -233,5 +230,3 @@ def check_load(options: LoadOptions) -> None:
         raise OptionError(f"--percentile-metrics: {unknown.pop()!r} is not one of {', '.join(METRICS)}")
     if not all(0 <= p <= 100 for p in options.metric_percentiles):
         raise OptionError("--metric-percentiles must lie from 0 to 100")
-    if options.plot is not None and not options.plot.endswith(".html"):
-        raise OptionError(f"--plot {options.plot}: the name must end with .html")

@@ -15,7 +15,7 @@ _BESIDE_DEFAULTS = {"random_input_len": 32, "random_output_len": 200, "ignore_eo
 """Defaults of a plain load's options that are others with --beside."""
 _NOT_BESIDE = (
     *("max_concurrency", "request_rate", "burstiness", "num_prompts", "duration", "num_warmups"),
-    *("random_batch_size", "percentile_metrics", "plot"),
+    *("random_batch_size", "percentile_metrics"),
 )
 """Options of a plain load that mean nothing with --beside."""
 

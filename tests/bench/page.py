@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import work
-
-from server.bench.serve_benchmark import Chart, Line, svg
+from svg_charts import Chart, Line, svg
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 OURS = "facet"

@@ -186,7 +186,6 @@ def parse_words(*arguments: str) -> BesideOptions:
         (["--beside", "chats"], "'chats' is not one of embeddings, prompt, bulk"),
         (["--beside", "bulk", "prompt"], "--beside bulk is measured by itself"),
         (["--beside", "prompt", "--concurrency", "2"], "--max-concurrency means nothing with --beside"),
-        (["--beside", "prompt", "--plot", "p.html"], "--plot means nothing with --beside"),
         (["--beside", "prompt", "--endpoint", "embeddings"], "--beside reads streams"),
         (["--beside", "prompt", "--rounds", "0"], "--rounds: must be at least 1"),
     ],

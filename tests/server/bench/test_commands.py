@@ -64,13 +64,11 @@ def test_each_load_of_a_sweep_is_one() -> None:
         (["--request-rate", "nan"], "--request-rate: 'nan' is not made of numbers, such as 0.5,2"),
         (["--num-prompts", "many"], "--num-prompts: 'many' is not a whole number"),
         (["--output", "/no such/r.json"], "--output /no such/r.json: there is no folder /no such; make it"),
-        (["--plot", "/no such/p.html"], "--plot /no such/p.html: there is no folder"),
         (["--dataset-name", "custom"], "go together"),
         (["--dataset-path", "x"], "go together"),
         (["--dataset-name", "sharegpt"], "is not one of random"),
         (["--endpoint", "rerank"], "is not one of completions"),
         (["--duration", "3"], "also needs"),
-        (["--plot", "p.png"], "must end with"),
         (["--percentile-metrics", "ttft,oops"], "'oops' is not one of"),
         (["--metric-percentiles", "101"], "must lie from 0 to 100"),
         (["--goodput", "ttft:100"], "--goodput is not supported yet"),
@@ -83,13 +81,13 @@ def test_what_cannot_be_meant_is_refused_by_name(arguments: list[str], told: str
 
 @pytest.mark.slow
 async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written, drawn = tmp_path / "r.json", tmp_path / "p.html"
+    written = tmp_path / "r.json"
     flags = ["--concurrency", "1,3", "--num-prompts", "6", "--num-warmups", "2", "--input-len", "5"]
     async with scripted(completes) as server:
         code = await asyncio.to_thread(
             run,
             "bench",
-            ["serve", "--base-url", server.url, *flags, "--output", str(written), "--plot", str(drawn)],
+            ["serve", "--base-url", server.url, *flags, "--output", str(written)],
         )
     assert code == 0
     paths = [request.path for request in server.requests]
@@ -107,7 +105,6 @@ async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (3, 6, 768),
     ]
     assert result.dataset["random_input_len"] == 5
-    assert drawn.read_text().startswith("<!DOCTYPE html>")
     assert "TPOT" in capsys.readouterr().out
 
 

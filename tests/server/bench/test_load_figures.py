@@ -1,15 +1,10 @@
 """Figures from timings made by hand, and the form in which they are kept and shown."""
 
 import io
-import math
-from html.parser import HTMLParser
-from itertools import pairwise
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from server.bench import serve_benchmark
 from server.bench.endpoints import Outcome
 from server.bench.load_generator import Figures, Load, LoadBar, Result, percentile, spread, summarize, table
 
@@ -133,62 +128,3 @@ def test_nobody_is_shown_a_bar_where_there_is_no_terminal() -> None:
     bar.add(FIRST)
     bar.close()
     assert out.getvalue() == ""
-
-
-class Balanced(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def points() -> list[Figures]:
-    return [figures(FIRST, SECOND, concurrency=1), figures(SECOND, SHORT, concurrency=32)]
-
-
-def test_the_page_is_html_that_needs_nothing_else() -> None:
-    page = serve_benchmark.page("<m> & co", serve_benchmark.charts(points()))
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    assert parser.seen.count("svg") == 4  # first token, per token, whole answer, throughput
-    assert "&lt;m&gt; &amp; co" in page
-    assert "src=" not in page and "href=" not in page
-
-
-def test_a_picture_stands_alone_and_inside_its_frame() -> None:
-    for chart in serve_benchmark.charts(points()):
-        root = ElementTree.fromstring(serve_benchmark.svg(chart))
-        circles = root.findall("{http://www.w3.org/2000/svg}circle")
-        assert len(circles) == sum(len(line.points) for line in chart.lines)
-        assert all(0 <= float(c.attrib["cx"]) <= 420 and 0 <= float(c.attrib["cy"]) <= 280 for c in circles)
-
-
-def test_more_load_is_further_right_and_more_time_further_up() -> None:
-    chart = serve_benchmark.Chart("t", "x", "y", [serve_benchmark.Line("a", [(1, 10), (2, 40)])])
-    low, high = ElementTree.fromstring(serve_benchmark.svg(chart)).findall(
-        "{http://www.w3.org/2000/svg}circle"
-    )
-    assert float(low.attrib["cx"]) < float(high.attrib["cx"])
-    assert float(low.attrib["cy"]) > float(high.attrib["cy"])
-
-
-@pytest.mark.parametrize("most", [0.003, 0.9, 1, 7, 32, 999, 1e6, 0])
-def test_ticks_reach_over_the_largest_value_in_a_few_steps(most: float) -> None:
-    found = serve_benchmark.ticks(most)
-    assert found[0] == 0
-    assert found[-1] >= most
-    assert 1 <= len(found) - 1 <= 8
-    assert not most or found[-1] < 2 * most
-    assert all(math.isclose(b - a, found[1]) for a, b in pairwise(found))
