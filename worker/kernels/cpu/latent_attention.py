@@ -6,6 +6,7 @@ The reference computes both in float16, the first for odd ranks and the second f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from models.context import ForwardContext
 from models.ops import latent_ops
 from models.ops.grouped_matrix import Matrix
-from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.library import Kernel, Library
 from worker.kernels.cpu.packing import Packed, Packer
 from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
 
@@ -44,8 +45,8 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
     return {
         "pack_latent": _pack_latent(library),
-        "latent_attention": _latent_attention(library),
-        "choose_tokens": _choose_tokens(library),
+        "latent_attention": partial(latent_attention, library.function("attention_latent")),
+        "choose_tokens": partial(choose_tokens, library.function("choose_tokens")),
     }
 
 
@@ -72,90 +73,80 @@ def _in_panels(matrices: Tensor) -> Tensor:
     return F.pad(matrices, (0, 0, 0, -matrices.shape[1] % _PANEL)).flatten(0, 1)
 
 
-def _latent_attention(library: Library) -> Callable[..., Tensor]:
-    run = library.function("attention_latent")
-
-    def latent_attention(
-        q: Tensor,
-        latent: Tensor,
-        up: Tensor,
-        cache: Tensor,
-        context: ForwardContext,
-        cos_sin: Tensor | None,
-        *,
-        scale: float,
-        chosen: Tensor | None = None,
-    ) -> Tensor:
-        if type(up) is not PackedLatent:
-            return latent_ops.latent_attention(
-                q, latent, up, cache, context, cos_sin, scale=scale, chosen=chosen
-            )
-        _check(q, latent, up, cache, context, cos_sin, chosen)
-        tokens, heads, width = q.shape
-        q = q.contiguous()
-        if latent.stride(1) != 1:
-            latent = latent.contiguous()
-        rotated = 0
-        if cos_sin is not None:
-            cos_sin, rotated = cos_sin.float().contiguous(), cos_sin.shape[1]
-        out = empty((tokens, heads, up.value), q.dtype)
-        table = context.block_table
-        run(
-            *(q.data_ptr(), latent.data_ptr(), latent.stride(0), up.of_keys.address, up.of_values.address),
-            *(heads, width - up.nope, up.rank, up.value),
-            *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
-            *(address(cos_sin), rotated),
-            *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
-            *(table.stride(0), table.shape[0], tokens),
-            *(address(chosen), 0 if chosen is None else chosen.shape[1], scale, out.data_ptr()),
-            context.first,
-        )
-        return out
-
-    return latent_attention
+def latent_attention(
+    run: Kernel,
+    q: Tensor,
+    latent: Tensor,
+    up: Tensor,
+    cache: Tensor,
+    context: ForwardContext,
+    cos_sin: Tensor | None,
+    *,
+    scale: float,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    if type(up) is not PackedLatent:
+        return latent_ops.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale, chosen=chosen)
+    _check(q, latent, up, cache, context, cos_sin, chosen)
+    tokens, heads, width = q.shape
+    q = q.contiguous()
+    if latent.stride(1) != 1:
+        latent = latent.contiguous()
+    rotated = 0
+    if cos_sin is not None:
+        cos_sin, rotated = cos_sin.float().contiguous(), cos_sin.shape[1]
+    out = empty((tokens, heads, up.value), q.dtype)
+    table = context.block_table
+    run(
+        *(q.data_ptr(), latent.data_ptr(), latent.stride(0), up.of_keys.address, up.of_values.address),
+        *(heads, width - up.nope, up.rank, up.value),
+        *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
+        *(address(cos_sin), rotated),
+        *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
+        *(table.stride(0), table.shape[0], tokens),
+        *(address(chosen), 0 if chosen is None else chosen.shape[1], scale, out.data_ptr()),
+        context.first,
+    )
+    return out
 
 
-def _choose_tokens(library: Library) -> Callable[..., Tensor]:
-    run = library.function("choose_tokens")
-
-    def choose_tokens(
-        q: Tensor,
-        key: Tensor,
-        weights: Tensor,
-        cache: Tensor,
-        context: ForwardContext,
-        cos_sin: Tensor | None,
-        *,
-        most: int,
-    ) -> Tensor:
-        tokens, heads, width = q.shape
-        rotated = 0 if cos_sin is None else cos_sin.shape[1]
-        if key.shape != (tokens, width) or weights.shape != (tokens, heads):
-            refuse("choose_tokens", q=q, key=key, weights=weights)
-        if cos_sin is not None and (len(cos_sin) != tokens or rotated > width):
-            refuse("choose_tokens", q=q, cos_sin=cos_sin)
-        if cache.shape[1:] != (context.block_size, width) or not cache.is_contiguous():
-            refuse("choose_tokens", q=q, cache=cache)
-        if context.slot_mapping.shape[0] != tokens:
-            refuse("choose_tokens", q=q, slot_mapping=context.slot_mapping)
-        known = q.dtype in KINDS and q.dtype == key.dtype == cache.dtype and weights.dtype == torch.float32
-        if not known or heads > _MOST_INDEX_HEADS or width > _MOST_INDEX_WIDTH or (width | rotated) % 2:
-            return latent_ops.choose_tokens(q, key, weights, cache, context, cos_sin, most=most)
-        q, key, weights = q.contiguous(), key.contiguous(), weights.contiguous()
-        if cos_sin is not None:
-            cos_sin = cos_sin.float().contiguous()
-        chosen = empty((tokens, most), torch.int32)
-        table = context.block_table
-        run(
-            *(q.data_ptr(), key.data_ptr(), weights.data_ptr(), heads, width),
-            *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
-            *(address(cos_sin), rotated),
-            *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
-            *(table.stride(0), table.shape[0], tokens, most, chosen.data_ptr(), KINDS[q.dtype]),
-        )
-        return chosen
-
-    return choose_tokens
+def choose_tokens(
+    run: Kernel,
+    q: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    context: ForwardContext,
+    cos_sin: Tensor | None,
+    *,
+    most: int,
+) -> Tensor:
+    tokens, heads, width = q.shape
+    rotated = 0 if cos_sin is None else cos_sin.shape[1]
+    if key.shape != (tokens, width) or weights.shape != (tokens, heads):
+        refuse("choose_tokens", q=q, key=key, weights=weights)
+    if cos_sin is not None and (len(cos_sin) != tokens or rotated > width):
+        refuse("choose_tokens", q=q, cos_sin=cos_sin)
+    if cache.shape[1:] != (context.block_size, width) or not cache.is_contiguous():
+        refuse("choose_tokens", q=q, cache=cache)
+    if context.slot_mapping.shape[0] != tokens:
+        refuse("choose_tokens", q=q, slot_mapping=context.slot_mapping)
+    known = q.dtype in KINDS and q.dtype == key.dtype == cache.dtype and weights.dtype == torch.float32
+    if not known or heads > _MOST_INDEX_HEADS or width > _MOST_INDEX_WIDTH or (width | rotated) % 2:
+        return latent_ops.choose_tokens(q, key, weights, cache, context, cos_sin, most=most)
+    q, key, weights = q.contiguous(), key.contiguous(), weights.contiguous()
+    if cos_sin is not None:
+        cos_sin = cos_sin.float().contiguous()
+    chosen = empty((tokens, most), torch.int32)
+    table = context.block_table
+    run(
+        *(q.data_ptr(), key.data_ptr(), weights.data_ptr(), heads, width),
+        *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
+        *(address(cos_sin), rotated),
+        *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
+        *(table.stride(0), table.shape[0], tokens, most, chosen.data_ptr(), KINDS[q.dtype]),
+    )
+    return chosen
 
 
 def _check(

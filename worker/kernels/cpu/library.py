@@ -89,6 +89,10 @@ Record = Callable[[str, int | None, Sequence[Any], Sequence[Any]], None]
 for `replay`, types of arguments, arguments."""
 
 
+Kernel = Callable[..., Any]
+"""The type of a C kernel, which takes a tensor as its `data_ptr()`, and None as the null pointer."""
+
+
 class Library:
     """The kernels of a level, loaded into this process."""
 
@@ -99,8 +103,8 @@ class Library:
         self._long = ctypes.CDLL(str(path))
         self._quick = ctypes.PyDLL(str(path))
 
-    def function(self, name: str, *, quick: bool = False) -> Callable[..., Any]:
-        """The kernel of this name. It takes a tensor as its `data_ptr()`, and None as the null pointer.
+    def function(self, name: str, *, quick: bool = False) -> Kernel:
+        """The kernel of this name.
 
         `quick`: it takes microseconds, and giving up the interpreter lock meanwhile would cost more.
         """

@@ -6,6 +6,7 @@ Their sources are `csrc/conv.c`, `delta.c`, `scan.c`, `scan_channels.c`, `gate.c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import recurrent_ops
-from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.library import Kernel, Library
 from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, check_sections, empty, refuse
 
 _OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2, "gelu_tanh": 3}
@@ -23,195 +24,170 @@ _OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2, "gelu_tanh": 3}
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
     return {
-        "causal_conv": _bind_conv(library),
-        "keep_guesses": _bind_keep(library),
-        "gated_delta": _bind_delta(library),
-        "channel_delta": _bind_channel_delta(library),
-        "selective_scan": _bind_scan(library),
-        "channel_scan": _bind_channel_scan(library),
+        "causal_conv": partial(causal_conv, library.function("causal_conv", quick=True)),
+        "keep_guesses": partial(keep_guesses, library.function("keep_guesses", quick=True)),
+        "gated_delta": partial(gated_delta, library.function("gated_delta")),
+        "channel_delta": partial(channel_delta, library.function("channel_delta")),
+        "selective_scan": partial(selective_scan, library.function("selective_scan")),
+        "channel_scan": partial(channel_scan, library.function("channel_scan")),
         **_bind_gates(library),
         **_bind_group_norms(library),
     }
 
 
-def _bind_conv(library: Library) -> Callable[..., Tensor]:
-    run = library.function("causal_conv", quick=True)
+def causal_conv(
+    run: Kernel,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    step: ForwardContext,
+    kind: str | None = None,
+) -> Tensor:
+    taps, channels = weight.shape
+    if x.shape[1] != channels or states.shape[1:] != (taps - 1, channels):
+        refuse("causal_conv", x=x, weight=weight, states=states)
+    if x.dtype not in KINDS or not _are_rows(x) or kind not in (None, "silu"):
+        return recurrent_ops.causal_conv(x, weight, bias, states, step, kind)
+    out = empty(x.shape, x.dtype)
+    run(
+        *(x.data_ptr(), x.stride(0), weight.data_ptr(), address(bias)),
+        *(*_sequences(states, step), out.data_ptr(), len(step.kv_lens), len(x), channels, taps),
+        *(1 if kind else 0, KINDS[x.dtype]),
+    )
+    return out
 
-    def causal_conv(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        step: ForwardContext,
-        kind: str | None = None,
-    ) -> Tensor:
-        taps, channels = weight.shape
-        if x.shape[1] != channels or states.shape[1:] != (taps - 1, channels):
-            refuse("causal_conv", x=x, weight=weight, states=states)
-        if x.dtype not in KINDS or not _are_rows(x) or kind not in (None, "silu"):
-            return recurrent_ops.causal_conv(x, weight, bias, states, step, kind)
-        out = empty(x.shape, x.dtype)
-        run(
-            *(x.data_ptr(), x.stride(0), weight.data_ptr(), address(bias)),
-            *(*_sequences(states, step), out.data_ptr(), len(step.kv_lens), len(x), channels, taps),
-            *(1 if kind else 0, KINDS[x.dtype]),
+
+def keep_guesses(run: Kernel, x: Tensor, kept: Tensor, step: ForwardContext) -> Tensor:
+    if x.dtype != kept.dtype or x.shape[1] != kept.shape[1] or not kept.is_contiguous():
+        refuse("keep_guesses", x=x, kept=kept)
+    if step.states is None or not _are_rows(x):
+        return recurrent_ops.keep_guesses(x, kept, step)
+    table, size = step.states.table, x.dtype.itemsize
+    run(
+        *(x.data_ptr(), x.stride(0) * size, kept.data_ptr(), step.query_starts.data_ptr()),
+        *(table.data_ptr(), table.stride(0), len(step.kv_lens), x.shape[1] * size),
+    )
+    return kept
+
+
+def gated_delta(
+    run: Kernel,
+    x: Tensor,
+    gates: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+    key_heads: int,
+    takes_turns: bool = False,
+    most_rate: float = 1.0,
+) -> Tensor:
+    _, heads, key_dim, value_dim = states.shape
+    width = heads * value_dim
+    if x.shape[1] != 2 * key_heads * key_dim + width or gates.shape[1] != 2 * heads or heads % key_heads:
+        refuse("gated_delta", x=x, gates=gates, states=states)
+    if x.dtype not in KINDS or gates.dtype != x.dtype or not (_are_rows(x) and _are_rows(gates)):
+        return recurrent_ops.gated_delta(
+            x, gates, speeds, shifts, states, step, key_heads, takes_turns, most_rate
         )
-        return out
-
-    return causal_conv
-
-
-def _bind_keep(library: Library) -> Callable[..., Tensor]:
-    run = library.function("keep_guesses", quick=True)
-
-    def keep_guesses(x: Tensor, kept: Tensor, step: ForwardContext) -> Tensor:
-        if x.dtype != kept.dtype or x.shape[1] != kept.shape[1] or not kept.is_contiguous():
-            refuse("keep_guesses", x=x, kept=kept)
-        if step.states is None or not _are_rows(x):
-            return recurrent_ops.keep_guesses(x, kept, step)
-        table, size = step.states.table, x.dtype.itemsize
-        run(
-            *(x.data_ptr(), x.stride(0) * size, kept.data_ptr(), step.query_starts.data_ptr()),
-            *(table.data_ptr(), table.stride(0), len(step.kv_lens), x.shape[1] * size),
-        )
-        return kept
-
-    return keep_guesses
+    out = empty((len(x), width), x.dtype)
+    run(
+        *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
+        *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
+        *(out.data_ptr(), len(step.kv_lens), key_heads, heads, key_dim, value_dim),
+        *(int(takes_turns), most_rate, KINDS[x.dtype]),
+    )
+    return out
 
 
-def _bind_delta(library: Library) -> Callable[..., Tensor]:
-    run = library.function("gated_delta")
-
-    def gated_delta(
-        x: Tensor,
-        gates: Tensor,
-        speeds: Tensor,
-        shifts: Tensor,
-        states: Tensor,
-        step: ForwardContext,
-        key_heads: int,
-        takes_turns: bool = False,
-        most_rate: float = 1.0,
-    ) -> Tensor:
-        _, heads, key_dim, value_dim = states.shape
-        width = heads * value_dim
-        if x.shape[1] != 2 * key_heads * key_dim + width or gates.shape[1] != 2 * heads or heads % key_heads:
-            refuse("gated_delta", x=x, gates=gates, states=states)
-        if x.dtype not in KINDS or gates.dtype != x.dtype or not (_are_rows(x) and _are_rows(gates)):
-            return recurrent_ops.gated_delta(
-                x, gates, speeds, shifts, states, step, key_heads, takes_turns, most_rate
-            )
-        out = empty((len(x), width), x.dtype)
-        run(
-            *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
-            *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
-            *(out.data_ptr(), len(step.kv_lens), key_heads, heads, key_dim, value_dim),
-            *(int(takes_turns), most_rate, KINDS[x.dtype]),
-        )
-        return out
-
-    return gated_delta
-
-
-def _bind_channel_delta(library: Library) -> Callable[..., Tensor]:
-    run = library.function("channel_delta")
-
-    def channel_delta(
-        x: Tensor,
-        rates: Tensor,
-        decays: Tensor,
-        speeds: Tensor,
-        shifts: Tensor,
-        states: Tensor,
-        step: ForwardContext,
-    ) -> Tensor:
-        _, heads, key_dim, value_dim = states.shape
-        given, width = (x, rates, decays), heads * value_dim
-        if [y.shape[1] for y in given] != [2 * heads * key_dim + width, heads, heads * key_dim]:
-            refuse("channel_delta", x=x, rates=rates, decays=decays, states=states)
-        if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
-            return recurrent_ops.channel_delta(*given, speeds, shifts, states, step)
-        out, made = empty((len(x), width), x.dtype), empty((len(x), heads * key_dim), torch.float32)
-        run(
-            *(number for y in given for number in (y.data_ptr(), y.stride(0))),
-            *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
-            *(
-                out.data_ptr(),
-                made.data_ptr(),
-                len(step.kv_lens),
-                len(x),
-                heads,
-                key_dim,
-                value_dim,
-                KINDS[x.dtype],
-            ),
-        )
-        return out
-
-    return channel_delta
+def channel_delta(
+    run: Kernel,
+    x: Tensor,
+    rates: Tensor,
+    decays: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+) -> Tensor:
+    _, heads, key_dim, value_dim = states.shape
+    given, width = (x, rates, decays), heads * value_dim
+    if [y.shape[1] for y in given] != [2 * heads * key_dim + width, heads, heads * key_dim]:
+        refuse("channel_delta", x=x, rates=rates, decays=decays, states=states)
+    if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
+        return recurrent_ops.channel_delta(*given, speeds, shifts, states, step)
+    out, made = empty((len(x), width), x.dtype), empty((len(x), heads * key_dim), torch.float32)
+    run(
+        *(number for y in given for number in (y.data_ptr(), y.stride(0))),
+        *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
+        *(
+            out.data_ptr(),
+            made.data_ptr(),
+            len(step.kv_lens),
+            len(x),
+            heads,
+            key_dim,
+            value_dim,
+            KINDS[x.dtype],
+        ),
+    )
+    return out
 
 
-def _bind_scan(library: Library) -> Callable[..., Tensor]:
-    run = library.function("selective_scan")
-
-    def selective_scan(
-        x: Tensor,
-        steps: Tensor,
-        speeds: Tensor,
-        shifts: Tensor,
-        skips: Tensor,
-        limits: tuple[float, float],
-        states: Tensor,
-        step: ForwardContext,
-        groups: int,
-    ) -> Tensor:
-        _, heads, size, width = states.shape
-        if x.shape[1] != heads * width + 2 * groups * size or steps.shape[1] != heads or heads % groups:
-            refuse("selective_scan", x=x, steps=steps, states=states)
-        if x.dtype not in KINDS or steps.dtype != x.dtype or not (_are_rows(x) and _are_rows(steps)):
-            return recurrent_ops.selective_scan(x, steps, speeds, shifts, skips, limits, states, step, groups)
-        out = empty((len(x), heads * width), x.dtype)
-        run(
-            *(x.data_ptr(), x.stride(0), steps.data_ptr(), steps.stride(0)),
-            *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *limits, *_sequences(states, step)),
-            *(out.data_ptr(), len(step.kv_lens), groups, heads, size, width, KINDS[x.dtype]),
-        )
-        return out
-
-    return selective_scan
+def selective_scan(
+    run: Kernel,
+    x: Tensor,
+    steps: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    skips: Tensor,
+    limits: tuple[float, float],
+    states: Tensor,
+    step: ForwardContext,
+    groups: int,
+) -> Tensor:
+    _, heads, size, width = states.shape
+    if x.shape[1] != heads * width + 2 * groups * size or steps.shape[1] != heads or heads % groups:
+        refuse("selective_scan", x=x, steps=steps, states=states)
+    if x.dtype not in KINDS or steps.dtype != x.dtype or not (_are_rows(x) and _are_rows(steps)):
+        return recurrent_ops.selective_scan(x, steps, speeds, shifts, skips, limits, states, step, groups)
+    out = empty((len(x), heads * width), x.dtype)
+    run(
+        *(x.data_ptr(), x.stride(0), steps.data_ptr(), steps.stride(0)),
+        *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *limits, *_sequences(states, step)),
+        *(out.data_ptr(), len(step.kv_lens), groups, heads, size, width, KINDS[x.dtype]),
+    )
+    return out
 
 
-def _bind_channel_scan(library: Library) -> Callable[..., Tensor]:
-    run = library.function("channel_scan")
-
-    def channel_scan(
-        x: Tensor,
-        steps: Tensor,
-        keys: Tensor,
-        queries: Tensor,
-        speeds: Tensor,
-        shifts: Tensor,
-        skips: Tensor,
-        states: Tensor,
-        step: ForwardContext,
-    ) -> Tensor:
-        _, size, channels = states.shape
-        if x.shape[1] != channels or steps.shape != x.shape or speeds.shape != (size, channels):
-            refuse("channel_scan", x=x, steps=steps, speeds=speeds, states=states)
-        if keys.shape != (len(x), size) or queries.shape != keys.shape:
-            refuse("channel_scan", x=x, keys=keys, queries=queries)
-        given = (x, steps, keys, queries)
-        if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
-            return recurrent_ops.channel_scan(*given, speeds, shifts, skips, states, step)
-        out = empty((len(x), channels), x.dtype)
-        run(
-            *(number for y in given for number in (y.data_ptr(), y.stride(0))),
-            *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *_sequences(states, step)),
-            *(out.data_ptr(), len(step.kv_lens), size, channels, KINDS[x.dtype]),
-        )
-        return out
-
-    return channel_scan
+def channel_scan(
+    run: Kernel,
+    x: Tensor,
+    steps: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    skips: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+) -> Tensor:
+    _, size, channels = states.shape
+    if x.shape[1] != channels or steps.shape != x.shape or speeds.shape != (size, channels):
+        refuse("channel_scan", x=x, steps=steps, speeds=speeds, states=states)
+    if keys.shape != (len(x), size) or queries.shape != keys.shape:
+        refuse("channel_scan", x=x, keys=keys, queries=queries)
+    given = (x, steps, keys, queries)
+    if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
+        return recurrent_ops.channel_scan(*given, speeds, shifts, skips, states, step)
+    out = empty((len(x), channels), x.dtype)
+    run(
+        *(number for y in given for number in (y.data_ptr(), y.stride(0))),
+        *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *_sequences(states, step)),
+        *(out.data_ptr(), len(step.kv_lens), size, channels, KINDS[x.dtype]),
+    )
+    return out
 
 
 def _bind_group_norms(library: Library) -> dict[str, Callable[..., Tensor]]:
