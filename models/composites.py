@@ -35,7 +35,7 @@ class Composite:
     text_field: str = "text_config"
     """The field of config.json that has the text's."""
     tower: str = ""
-    """The class of its tower, "module:Class" in `models.vision`; empty: text alone is served."""
+    """The class of its tower, "module:Class" in `models.towers`; empty: text alone is served."""
 
 
 _TEXTS: Mapping[str, Mapping[str, object]] = {
@@ -253,7 +253,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "JinaVLForRanking": _qwen("Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"),
     "PaliGemmaForConditionalGeneration": _PALIGEMMA,
     "Qwen2AudioForConditionalGeneration": Composite(
-        texts={"qwen2": "Qwen2ForCausalLM"}, beside=_AUDIO_TOWER, tower="hearing:Qwen2AudioTower"
+        texts={"qwen2": "Qwen2ForCausalLM"}, beside=_AUDIO_TOWER, tower="audio:Qwen2AudioTower"
     ),
     "Qwen2VLForConditionalGeneration": _qwen(
         "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"
@@ -264,7 +264,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "Qwen3ASRForConditionalGeneration": Composite(
         texts=dict.fromkeys(("qwen3", "qwen3_asr_text"), "Qwen3ForCausalLM"),
         beside=_AUDIO_TOWER,
-        tower="hearing:Qwen3ASRTower",
+        tower="audio:Qwen3ASRTower",
     ),
     "Qwen3_5ForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_text="Qwen3_5ForCausalLM"),
     "Qwen3_5MoeForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_moe_text="Qwen3_5MoeForCausalLM"),
@@ -276,7 +276,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "VoxtralForConditionalGeneration": Composite(
         texts={"llama": "LlamaForCausalLM"},
         beside=_AUDIO_TOWER,
-        tower="hearing:VoxtralTower",
+        tower="audio:VoxtralTower",
         defaults={
             "vocab_size": 131_072,
             "hidden_size": 3072,

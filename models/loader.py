@@ -41,7 +41,7 @@ from models.parallel.rank_shares import most_ranks_of
 from models.pooling.config import PoolingConfig
 from models.quantization.config import read_quantization
 from models.registry import resolve
-from models.vision.model import find_tower, with_tower_of
+from models.towers.model import find_tower, with_tower_of
 from models.weight_coding import Quantization
 from models.weight_pieces import WeightsError
 

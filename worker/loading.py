@@ -16,7 +16,7 @@ from models.ops.grouped_matrix import describe_sizes
 from models.parallel.parallel import Parallel
 from models.pooling.alignment import find_alignment
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
-from models.vision.model import transcribes
+from models.towers.model import transcribes
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.host.memory import ReadPages

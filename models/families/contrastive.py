@@ -29,9 +29,9 @@ from models.media.registry import make_processor
 from models.model import ModelSetup
 from models.plain_files import read_object
 from models.pooling.sentence_files import Mode
-from models.vision.blocks import WHOLE, Learned, segments
-from models.vision.tower import InLayers, TowerInput, finish
-from models.vision.vit import LayerFields, ShapedTransformer, VisionTransformer, VitFields, read_vit
+from models.towers.blocks import WHOLE, Learned, segments
+from models.towers.tower import InLayers, TowerInput, finish
+from models.towers.vit import LayerFields, ShapedTransformer, VisionTransformer, VitFields, read_vit
 
 
 class TextFields(LayerFields, frozen=True, kw_only=True):

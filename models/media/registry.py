@@ -36,10 +36,10 @@ PROCESSORS = {
     "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
     "Mistral3ForConditionalGeneration": "kept_shape:PixtralProcessor",
     "PaliGemmaForConditionalGeneration": "fixed_size:PaliGemmaProcessor",
-    "Qwen2AudioForConditionalGeneration": "hearing:Qwen2AudioProcessor",
+    "Qwen2AudioForConditionalGeneration": "audio:Qwen2AudioProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:Qwen25VLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
-    "Qwen3ASRForConditionalGeneration": "hearing:Qwen3ASRProcessor",
+    "Qwen3ASRForConditionalGeneration": "audio:Qwen3ASRProcessor",
     "Qwen3_5ForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3_5MoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
@@ -47,7 +47,7 @@ PROCESSORS = {
     "Siglip2Model": "kept_shape:Siglip2Processor",
     "SiglipModel": "fixed_size:SiglipProcessor",
     "SmolVLMForConditionalGeneration": "tiling.idefics3:SmolVLMProcessor",
-    "VoxtralForConditionalGeneration": "hearing:VoxtralProcessor",
+    "VoxtralForConditionalGeneration": "audio:VoxtralProcessor",
 }
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from models.media.item import AudioProcessor, Prepared, Processor
 from models.media.registry import find_media, make_processor
-from models.vision.tower import Tower, TowerInput, advance, count_layers
+from models.towers.tower import Tower, TowerInput, advance, count_layers
 from worker.buffers import Buffer
 from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts

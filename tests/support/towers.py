@@ -13,7 +13,7 @@ from tiny import EOS_ID, PAD_ID, VOCAB_SIZE, randomise, write_tokenizer
 from torch import Tensor
 
 from models.media.files import PictureSettings
-from models.vision.tower import TowerInput
+from models.towers.tower import TowerInput
 
 CLIP_PICTURES = PictureSettings(
     resample=3,

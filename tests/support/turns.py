@@ -56,7 +56,7 @@ PARTS = {
     "models/ops/test_encoder_ops.py": 6,
     "models/parallel": 5,
     "models/quantization": 5,
-    "models/vision": 4,
+    "models/towers": 4,
     "worker/devices/test_pinned.py": 5,
     "worker/disk": 2,
     "worker/features/experts": 2,

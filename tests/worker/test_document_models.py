@@ -24,8 +24,8 @@ from models.media.files import MediaFiles
 from models.media.item import Picture, Prepared
 from models.media.registry import make_processor
 from models.plain_files import ConfigError
-from models.vision.model import find_tower
-from models.vision.tower import finish
+from models.towers.model import find_tower
+from models.towers.tower import finish
 
 OUTPUT = 3
 TOWER: dict[str, object] = {"vision_config": {}}

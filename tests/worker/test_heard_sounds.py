@@ -24,7 +24,7 @@ from sounds import noise, tone
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.media.item import MediaError
-from models.vision.model import find_tower
+from models.towers.model import find_tower
 
 OUTPUT = 4
 SOUNDS = [tone(0.5), noise(1.37), tone(0.095), noise(30)]

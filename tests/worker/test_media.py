@@ -31,8 +31,8 @@ from transformers import CLIPImageProcessorPil, LlamaConfig
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
-from models.vision.llava import LlavaTower
-from models.vision.model import find_tower
+from models.towers.llava import LlavaTower
+from models.towers.model import find_tower
 from worker.capacity import CacheBudget
 from worker.devices.cpu import Cpu
 from worker.features.media.media import Media

@@ -12,8 +12,8 @@ from pictured import Engine, Prompts, tower_input
 
 from models.config import read_config
 from models.loader import LoadOptions, load_model
-from models.vision.model import find_tower
-from models.vision.tower import finish
+from models.towers.model import find_tower
+from models.towers.tower import finish
 
 OUTPUT = 4
 

@@ -26,8 +26,8 @@ from video_files import noisy_video
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.media.item import VideoProcessor
-from models.vision.model import find_tower
-from models.vision.tower import TowerInput
+from models.towers.model import find_tower
+from models.towers.tower import TowerInput
 from worker.protocol import Encode
 
 Inputs = dict[str, Any]

@@ -15,7 +15,7 @@ from sizes import worker_config
 
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
-from models.vision.model import find_tower
+from models.towers.model import find_tower
 from worker.features.media.media import Media
 from worker.features.media.media_memory import row_bytes
 from worker.protocol import Encode, NewSeq, Pooling, Sampling, SeqStep, StepInput

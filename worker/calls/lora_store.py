@@ -24,7 +24,7 @@ from models.lora_config import AdapterError, check_rank, is_of_head, label_names
 from models.model import ServedModel
 from models.ops.lora_ops import PreparedAdapter
 from models.pooling.pooler import TaskHead
-from models.vision.model import find_tower
+from models.towers.model import find_tower
 from worker.calls.messages import AdapterFacts
 from worker.options import LoraOptions
 

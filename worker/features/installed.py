@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from models.layers.cross_attention import find_source_model
 from models.layers.state import state_layers
-from models.vision.model import find_tower
+from models.towers.model import find_tower
 from worker.devices.fingerprint import find_digests
 from worker.features.adapters.adapted import hold_adapters
 from worker.features.bounds.step_bounds import Bounds

@@ -22,7 +22,7 @@ from models.layers.norm import enter
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.vision.tower import InLayers
+from models.towers.tower import InLayers
 
 EPS = 1e-5
 NORMS_BEFORE = Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm")

@@ -24,8 +24,8 @@ from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 from models.plain_files import read_object
 from models.pooling.alignment import Alignment
-from models.vision.hearing import AudioFields, WhisperEncoder
-from models.vision.tower import InLayers, read_tower_fields
+from models.towers.audio import AudioFields, WhisperEncoder
+from models.towers.tower import InLayers, read_tower_fields
 
 _USUAL = {"num_mel_bins": 80}
 

@@ -30,8 +30,8 @@ from models.media.files import PictureSettings
 from models.media.registry import find_media, make_processor
 from models.parallel.parallel import Parallel
 from models.pooling.pooler import PoolBatch
-from models.vision.blocks import segments
-from models.vision.tower import TowerInput, finish
+from models.towers.blocks import segments
+from models.towers.tower import TowerInput, finish
 from models.weight_pieces import WeightsError
 
 ARCHITECTURES = ["CLIPModel", "SiglipModel", "Siglip2Model"]

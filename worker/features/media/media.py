@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.model import ServedModel
-from models.vision.tower import Tower, count_layers, sees_media, sees_prompts
+from models.towers.tower import Tower, count_layers, sees_media, sees_prompts
 from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.config import WorkerConfig
 from worker.features.media.media_memory import check_takes_rows, media_bytes, row_bytes

@@ -11,7 +11,7 @@ from models.config import ModelConfig
 from models.layers.embedding import TokenEmbedding
 from models.layers.linear import Linear
 from models.model import ServedModel
-from models.vision.tower import Tower, sees_media, sees_prompts
+from models.towers.tower import Tower, sees_media, sees_prompts
 from worker.config import WorkerConfig
 
 MOST_PATCHES = 1 << 14

@@ -21,7 +21,7 @@ from models.context import ForwardContext, MediaRows
 from models.media.item import CLIENT_MADE, AudioProcessor
 from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
-from models.vision.tower import (
+from models.towers.tower import (
     InLayers,
     Tower,
     TowerInput,

@@ -12,8 +12,8 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.cross_attention import SourceInput, SourceModel, cross_layers
 from models.model import ServedModel
-from models.vision.blocks import segments
-from models.vision.tower import InLayers, advance, finish
+from models.towers.blocks import segments
+from models.towers.tower import InLayers, advance, finish
 from worker.protocol import EncodeSource, StepInput
 
 

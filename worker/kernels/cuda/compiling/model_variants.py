@@ -25,7 +25,7 @@ from models.config import ModelConfig
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
-from models.vision.model import find_tower
+from models.towers.model import find_tower
 from worker.calls.lora_store import Adapters
 from worker.host.machine import usable_cores
 from worker.kernels.cuda.capabilities import Card

@@ -19,8 +19,8 @@ from models.model import ServedModel, stream_size
 from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.state_rows import STATE_COLUMNS
-from models.vision.model import find_tower
-from models.vision.tower import sees_media
+from models.towers.model import find_tower
+from models.towers.tower import sees_media
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
 from worker.kernels.cuda.capabilities import Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters

@@ -21,9 +21,9 @@ from models.layers.mlp import MLP, activation_kind
 from models.layers.norm import LayerNorm, enter
 from models.media.whisper import PIECE_FRAMES
 from models.parallel.rank_shares import Span
-from models.vision.blocks import WHOLE, Learned, Projector, TowerLayer, TowerLayers, TowerNames, segments
-from models.vision.tower import InLayers, TowerInput, TowerSetup, advance, read_tower_fields
-from models.vision.vit import PROJECTORS
+from models.towers.blocks import WHOLE, Learned, Projector, TowerLayer, TowerLayers, TowerNames, segments
+from models.towers.tower import InLayers, TowerInput, TowerSetup, advance, read_tower_fields
+from models.towers.vit import PROJECTORS
 
 EPS = 1e-5
 _WINDOW = 3

@@ -18,7 +18,7 @@ from models.media.files import has_files, read_files
 from models.media.registry import make_processor
 from models.model import ModelSetup
 from models.parallel.rank_shares import layers_of
-from models.vision.tower import Tower, TowerInput, TowerSetup, finish
+from models.towers.tower import Tower, TowerInput, TowerSetup, finish
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def with_tower_of(text_class: type, architecture: str, folder: Path, *, text_onl
     if composite is None or not composite.tower:
         return text_class
     module, _, name = composite.tower.partition(":")
-    tower_class: type = getattr(import_module(f"models.vision.{module}"), name)
+    tower_class: type = getattr(import_module(f"models.towers.{module}"), name)
     if not text_only and has_files(folder):
         return with_tower(text_class, tower_class)
     if getattr(tower_class, "sees_prompt", False):

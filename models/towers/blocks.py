@@ -23,7 +23,7 @@ from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
-from models.vision.tower import InLayers, TowerInput
+from models.towers.tower import InLayers, TowerInput
 
 WHOLE = Parallel(most_ranks=1)
 """The position of a rank in a tower, which every rank has whole."""

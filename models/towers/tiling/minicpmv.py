@@ -16,9 +16,9 @@ from models.composites import minicpmv_version
 from models.config import ConfigError, Size
 from models.layers.linear import Linear, frozen
 from models.layers.norm import LayerNorm, enter
-from models.vision.blocks import segments
-from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
-from models.vision.vit import VisionTransformer, read_vit
+from models.towers.blocks import segments
+from models.towers.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
+from models.towers.vit import VisionTransformer, read_vit
 
 _USUAL = {
     "hidden_size": 1152,

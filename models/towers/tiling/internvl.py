@@ -14,9 +14,9 @@ from models.config import ConfigError, Size
 from models.layers.norm import LayerNorm, Norm, RMSNorm
 from models.media.files import PictureSettings
 from models.media.tiling.internvl import square
-from models.vision.blocks import Learned, PatchEmbedding, Projector, TowerNames, merge_squares
-from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
-from models.vision.vit import VisionTransformer, VitFields
+from models.towers.blocks import Learned, PatchEmbedding, Projector, TowerNames, merge_squares
+from models.towers.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
+from models.towers.vit import VisionTransformer, VitFields
 
 _PUBLISHED = {
     "vision_tower": "vision_model",

@@ -22,9 +22,9 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError
 from models.media.files import PictureSettings
-from models.vision.grids import between_cells, square_by_square, window_by_window
-from models.vision.qwen_vl import Qwen2Tower, Qwen3Tower, Qwen25Tower, QwenTower
-from models.vision.tower import TowerInput, TowerSetup, finish
+from models.towers.grids import between_cells, square_by_square, window_by_window
+from models.towers.qwen_vl import Qwen2Tower, Qwen3Tower, Qwen25Tower, QwenTower
+from models.towers.tower import TowerInput, TowerSetup, finish
 
 CPU = torch.device("cpu")
 WIDTH = 24

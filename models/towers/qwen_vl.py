@@ -20,9 +20,9 @@ from models.layers.linear import Linear
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP
 from models.layers.norm import LayerNorm, Norm, RMSNorm, enter
 from models.layers.rotary import Rope, Rotary, plain_rope
-from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
-from models.vision.grids import between_cells, square_by_square, window_by_window
-from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
+from models.towers.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
+from models.towers.grids import between_cells, square_by_square, window_by_window
+from models.towers.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 
 _NAMES = TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"))
 _MakeNorm = Callable[[int], Norm]

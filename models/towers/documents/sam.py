@@ -20,9 +20,9 @@ from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, enter
 from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
-from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
-from models.vision.grids import resized_table
-from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
+from models.towers.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
+from models.towers.grids import resized_table
+from models.towers.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
 
 _NAMES = TowerNames(
     qkv=("attn.qkv",), attention="attn", out="attn.proj", norms=("layer_norm1", "layer_norm2")

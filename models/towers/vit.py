@@ -19,7 +19,7 @@ from models.config import ConfigError, Eps, Size
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, Norm
 from models.media.files import PictureSettings
-from models.vision.blocks import (
+from models.towers.blocks import (
     WHOLE,
     Learned,
     PatchEmbedding,
@@ -29,8 +29,8 @@ from models.vision.blocks import (
     TowerNames,
     segments,
 )
-from models.vision.grids import resized_table
-from models.vision.tower import InLayers, TowerInput, read_tower_fields
+from models.towers.grids import resized_table
+from models.towers.tower import InLayers, TowerInput, read_tower_fields
 
 TOWERS = (
     "model.vision_tower.vision_model",

@@ -16,9 +16,9 @@ from models import ops
 from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError
 from models.layers.norm import enter
-from models.vision.blocks import PatchEmbedding, segments
-from models.vision.tower import finish
-from models.vision.vit import VisionTransformer, read_vit
+from models.towers.blocks import PatchEmbedding, segments
+from models.towers.tower import finish
+from models.towers.vit import VisionTransformer, read_vit
 
 KINDS = ["clip", "siglip"]
 CPU = torch.device("cpu")

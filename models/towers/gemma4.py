@@ -19,8 +19,8 @@ from models.layers.linear import Linear, RowOrder, frozen
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from models.ops.attention_inputs import HeadPrep
-from models.vision.blocks import Learned, PixelPatches, segments
-from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
+from models.towers.blocks import Learned, PixelPatches, segments
+from models.towers.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 
 _OTHERS = ("model.audio_tower", "model.embed_audio")
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")

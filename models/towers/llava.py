@@ -19,7 +19,7 @@ from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.norm import RMSNorm, enter
 from models.media.files import PictureSettings
 from models.media.tiling.llava_next import most_tiles, shrunk
-from models.vision.blocks import (
+from models.towers.blocks import (
     WHOLE,
     Learned,
     PatchEmbedding,
@@ -30,8 +30,8 @@ from models.vision.blocks import (
     merge_squares,
     segments,
 )
-from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
-from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
+from models.towers.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
+from models.towers.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
 _PIXTRAL_EPS = 1e-5
 _PIXTRAL_NAMES = TowerNames(

@@ -23,11 +23,11 @@ from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.norm import RMSNorm, enter
 from models.layers.rotary import Rotary, read_rope
 from models.ops.attention_inputs import HeadPrep
-from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames, segments
-from models.vision.documents.sam import Halving, SamFields, SamVision, as_published
-from models.vision.grids import resized_table
-from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
-from models.vision.vit import NAMES, VitFields
+from models.towers.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames, segments
+from models.towers.documents.sam import Halving, SamFields, SamVision, as_published
+from models.towers.grids import resized_table
+from models.towers.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
+from models.towers.vit import NAMES, VitFields
 
 _PUBLISHED = {
     "model.vision_tower.sam_encoder": "model.sam_model",

@@ -15,9 +15,9 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError
 from models.layers.linear import Linear, frozen
 from models.layers.norm import RMSNorm, enter
-from models.vision.blocks import merge_squares
-from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
-from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
+from models.towers.blocks import merge_squares
+from models.towers.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
+from models.towers.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
 
 class _SiglipTower(nn.Module):

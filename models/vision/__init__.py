@@ -1,1 +1,0 @@
-"""Towers: networks that turn pictures into rows that stand in the place of embeddings of tokens."""
