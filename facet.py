@@ -96,45 +96,35 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "server.offline.llm",
-    "ApiError": "server.errors",
-    "AsyncEngineArgs": "server.options.server_options",
-    "AsyncLLM": "server.offline.async_llm",
-    "AsyncLLMEngine": "server.offline.async_llm",
-    "BadRequest": "server.errors",
-    "BatchUpdate": "worker.features.processors.custom_processors",
-    "BeamSearchParams": "server.requests.beam_search",
-    "Dialect": "server.answers.dialects",
-    "EngineArgs": "server.options.server_options",
-    "JsonObject": "server.answers.formats.json_calls",
-    "LLMEngine": "server.offline.llm_engine",
-    "LoRARequest": "server.offline.lora_requests",
-    "LogitsProcessor": "worker.features.processors.custom_processors",
-    "MoveDirectionality": "worker.features.processors.custom_processors",
-    "NamedJson": "server.answers.formats.json_calls",
-    "ModelRegistry": "models.registry",
-    "PoolerConfig": "models.pooling.config",
-    "PoolingParams": "server.requests.pooling",
-    "RequestOutputKind": "server.requests.sampling",
-    "SamplingParams": "server.requests.sampling",
-    "StatLoggerBase": "server.offline.stat_loggers",
-    "StructuredOutputsParams": "server.grammars.form_grammar",
-    "Tagged": "server.answers.formats.tagged",
-    "TextPrompt": "server.offline.prompt_forms",
-    "ThinkingMarkers": "server.answers.dialects",
-    "TokensPrompt": "server.offline.prompt_forms",
-    "Unavailable": "server.errors",
-    "register_model": "models.plugins",
-    "register_model_loader": "models.plugins",
-    "register_reasoning_parser": "server.answers.parser_plugins",
-    "register_tool_parser": "server.answers.parser_plugins",
+    "models.plugins": "register_model register_model_loader",
+    "models.pooling.config": "PoolerConfig",
+    "models.registry": "ModelRegistry",
+    "server.answers.dialects": "Dialect ThinkingMarkers",
+    "server.answers.formats.json_calls": "JsonObject NamedJson",
+    "server.answers.formats.tagged": "Tagged",
+    "server.answers.parser_plugins": "register_reasoning_parser register_tool_parser",
+    "server.errors": "ApiError BadRequest Unavailable",
+    "server.grammars.form_grammar": "StructuredOutputsParams",
+    "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
+    "server.offline.llm": "LLM",
+    "server.offline.llm_engine": "LLMEngine",
+    "server.offline.lora_requests": "LoRARequest",
+    "server.offline.prompt_forms": "TextPrompt TokensPrompt",
+    "server.offline.stat_loggers": "StatLoggerBase",
+    "server.options.server_options": "AsyncEngineArgs EngineArgs",
+    "server.requests.beam_search": "BeamSearchParams",
+    "server.requests.pooling": "PoolingParams",
+    "server.requests.sampling": "RequestOutputKind SamplingParams",
+    "worker.features.processors.custom_processors": "BatchUpdate LogitsProcessor MoveDirectionality",
 }
+"""The names of each module; all others are those of `server.offline.request_outputs`."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"facet has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES.get(name, "server.offline.request_outputs")), name)
+    homes = (module for module, names in _HOMES.items() if name in names.split())
+    return getattr(import_module(next(homes, "server.offline.request_outputs")), name)
 
 
 def __dir__() -> list[str]:
