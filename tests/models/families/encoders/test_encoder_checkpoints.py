@@ -111,5 +111,5 @@ def test_positions_that_are_no_places_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("BertModel", tmp_path)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"position_embedding_type": "relative_key"}))
-    with pytest.raises(ConfigError, match="'relative_key', but only 'absolute' is served"):
+    with pytest.raises(ConfigError, match="'relative_key', but must be 'absolute'"):
         load_ranks(folder)
