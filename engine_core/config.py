@@ -100,14 +100,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens reach whole experts on other workers, and results come back: all tokens go to all replicas
     and sums return (allgather_reducescatter, the default), or a token goes where its experts are and each of
     them returns its result by itself (all_to_all)."""
-    enable_dbo: Annotated[bool, Doc(WORKERS)] = False
-    """Compute large steps of replicas that share experts as two halves: while the tokens of one travel
-    between replicas, the other is computed."""
-    dbo_decode_token_threshold: Annotated[int, Doc(WORKERS, least=1)] = 32
-    """With --enable-dbo, the fewest tokens for which a step that reads no prompt has halves. It has them only
-    if every replica wants that."""
-    dbo_prefill_token_threshold: Annotated[int, Doc(WORKERS, least=1)] = 512
-    """With --enable-dbo, the fewest tokens of prompts for which a step that reads some has halves."""
     enable_eplb: Annotated[bool, Doc(WORKERS)] = False
     """Copy and move whole experts by the load that is measured, while requests run. Results come back by
     all_to_all then, so that no bit of an answer changes."""

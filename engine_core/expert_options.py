@@ -1,4 +1,4 @@
-"""What an operator asks of whole experts: how tokens reach them, steps in halves, and moves by load."""
+"""What an operator asks of whole experts: how tokens reach them, and moves by load."""
 
 from __future__ import annotations
 
@@ -54,21 +54,6 @@ def balancing_of(config: EngineConfig) -> Balancing | None:
             "num_redundant_experts: leave one of them out"
         )
     return balancing
-
-
-def check_halves(config: EngineConfig, expert_replicas: int) -> None:
-    """Refuse --enable-dbo where no step waits for tokens of other replicas, and sizes without it."""
-    if config.enable_dbo and expert_replicas == 1:
-        raise ValueError(
-            "--enable-dbo computes a step in two halves while tokens travel between replicas that share "
-            "experts: it goes with --enable-expert-parallel and --data-parallel-size 2 or more"
-        )
-    for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
-        if not config.enable_dbo and getattr(config, name) != getattr(EngineConfig(model=""), name):
-            raise ValueError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} goes with --enable-dbo: add that, or "
-                "leave it out"
-            )
 
 
 def _read(config: EngineConfig) -> Balancing:

@@ -242,8 +242,6 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     all media are dropped, because nobody knows which of them the failed step has left."""
     replica_tokens: list[int] = []
     """The tokens that each replica computes in this step, if they share experts. One may have no rows."""
-    first_halves: list[int] = []
-    """The tokens of each replica's first half, if all compute it in halves. A row may be cut there."""
     encode: list[Encode] = []
     """The media items that are encoded before the rows are computed. Later stages do not get them."""
     partly: dict[int, int] = {}

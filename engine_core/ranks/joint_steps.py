@@ -3,8 +3,7 @@
 Each engine has its own requests, scheduler and cache, but every layer of experts is computed by the ranks of
 all engines together. So engines agree on rounds: whoever has planned a step announces it, and the others
 announce theirs, or that they compute no tokens. Once an engine knows the tokens of all, it submits its step,
-or an empty one. When none has anything to compute nothing is sent, and all sleep. If all want halves of a
-round, it is computed in halves.
+or an empty one. When none has anything to compute nothing is sent, and all sleep.
 """
 
 from __future__ import annotations
@@ -12,72 +11,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
 
 import zmq
 from msgspec.structs import replace
 
-from engine_core.config import EngineConfig
 from engine_core.executor import CallFuture, Executor, ExecutorDead, OtherEngineDead, StepFuture
-from engine_core.ranks.peers import Peers, RoundShare
+from engine_core.ranks.peers import Peers
 from worker.calls.messages import WorkerCall
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.ranks.unix_sockets import RankLostError
 from worker.worker_facts import WorkerFacts
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Halving:
-    """The sizes from which this engine wants its steps in halves."""
-
-    decode_tokens: int
-    """The fewest tokens of a step in which no prompt is read."""
-    prompt_tokens: int
-    """The fewest tokens of prompts in another step."""
-
-    @classmethod
-    def asked_for(cls, config: EngineConfig) -> Halving | None:
-        """The sizes that an operator has asked for, if steps are to have halves at all."""
-        if not config.enable_dbo:
-            return None
-        return cls(config.dbo_decode_token_threshold, config.dbo_prefill_token_threshold)
-
-    def first_half(self, step: StepInput) -> int:
-        """The tokens of the first half of a step; 0 if it should stay whole."""
-        counts = [count for seq in step.seqs for count in (seq.count, *[1] * len(seq.guesses))]
-        of_prompts = sum(count for count in counts if count > 1)
-        enough = of_prompts >= self.prompt_tokens if of_prompts else len(counts) >= self.decode_tokens
-        return _middle(counts) if enough and sum(counts) > 1 else 0
-
-    def usable(self, facts: WorkerFacts) -> Halving | None:
-        """This, if workers can compute halves. The log says where that is no use."""
-        if not facts.causal:
-            _log.warning("--enable-dbo does nothing: texts of an encoder are computed in whole steps")
-            return None
-        if facts.whole_media:
-            _log.warning(
-                "--enable-dbo does nothing: pictures or prompts of this model are computed in whole steps"
-            )
-            return None
-        if facts.device == "cpu":
-            _log.warning(
-                "--enable-dbo gains nothing here: on a CPU, tokens travel between workers of this machine by "
-                "the cores that compute"
-            )
-        return self
-
-
-def _middle(counts: Sequence[int]) -> int:
-    """The tokens before the row border next to the middle, or before the middle if that is far away."""
-    total = sum(counts)
-    border = min(accumulate(counts[:-1]), key=lambda at: abs(2 * at - total), default=0)
-    is_near = border and 4 * abs(2 * border - total) <= total  # an eighth of all tokens
-    return border if is_near else total // 2
 
 
 _LAG_SECONDS = 2.0
@@ -87,11 +34,10 @@ _LAG_SECONDS = 2.0
 class JointExecutor:
     """Gives another executor each step when all engines have announced theirs of the same round."""
 
-    def __init__(self, inner: Executor, index: int, peers: Peers, halving: Halving | None = None) -> None:
-        """`index` is the number of this engine. `halving`: None if it never wants halves."""
+    def __init__(self, inner: Executor, index: int, peers: Peers) -> None:
+        """`index` is the number of this engine."""
         self._inner = inner
         self._index = index
-        self._halving = halving
         self._peers = peers
         self._announced = 0
         self._waiting: deque[JointFuture] = deque()
@@ -107,8 +53,6 @@ class JointExecutor:
                     f"an engine that shares experts with this one has ended: {error}"
                 ) from error
             raise
-        if self._halving is not None:
-            self._halving = self._halving.usable(facts)
         return facts
 
     @property
@@ -120,10 +64,9 @@ class JointExecutor:
         """Announce a step, which usually ends within so many seconds, and run it when the others do."""
         self.check()
         self._announced += 1
-        halves = self._halving.first_half(step) if self._halving is not None else 0
-        future = JointFuture(self, step, RoundShare(sum(seq.tokens for seq in step.seqs), halves))
+        future = JointFuture(self, step, sum(seq.tokens for seq in step.seqs))
         self._waiting.append(future)
-        self._peers.announce(self._announced, future.share, seconds)
+        self._peers.announce(self._announced, future.tokens, seconds)
         self.receive()
         return future
 
@@ -156,9 +99,8 @@ class JointExecutor:
         self._peers.receive()
         while self._waiting and (others := self._peers.take_round()) is not None:
             future = self._waiting.popleft()
-            others[self._index] = future.share
-            tokens, halves = map(list, zip(*(others[number] for number in sorted(others)), strict=True))
-            step = replace(future.step, replica_tokens=tokens, first_halves=halves if all(halves) else [])
+            others[self._index] = future.tokens
+            step = replace(future.step, replica_tokens=[others[number] for number in sorted(others)])
             try:
                 future.running = self._inner.submit(step)
             except ExecutorDead as error:
@@ -228,7 +170,7 @@ class JointFuture:
 
     executor: JointExecutor
     step: StepInput
-    share: RoundShare
+    tokens: int
     bounds: StepBounds | None = None
     """Its bounds, if they were known before it could run."""
     running: StepFuture | None = None

@@ -6,7 +6,6 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
-from typing import NamedTuple
 
 import zmq
 
@@ -14,20 +13,12 @@ from engine_core.executor import ExecutorDead, OtherEngineDead
 from worker.buffers import Bytes
 from worker.config import WorkerConfig
 
-_MESSAGE = Struct("<qqqd")
-"""A round, the sender's `RoundShare` of it, and the seconds within which that usually ends."""
+_MESSAGE = Struct("<qqd")
+"""A round, the tokens that the sender computes in it, and the seconds within which that usually ends."""
 _LAST_STEPS = 8
 """More steps than may be under way at the same time."""
 _LEAVING = -1
 """The number in place of a round with which an engine says that it has nothing to do and wants to end."""
-
-
-class RoundShare(NamedTuple):
-    """What one engine computes in a round."""
-
-    tokens: int
-    first_half: int
-    """The tokens of its first half; 0 if it wants a whole step."""
 
 
 class Peers:
@@ -57,20 +48,20 @@ class Peers:
         first = next(iter(self._peers.values()), None)
         return first is not None and first.number == 0 and first.leaves
 
-    def announce(self, number: int, share: RoundShare, seconds: float) -> None:
-        self._send(_MESSAGE.pack(number, *share, seconds))
+    def announce(self, number: int, tokens: int, seconds: float) -> None:
+        self._send(_MESSAGE.pack(number, tokens, seconds))
 
     def leave(self) -> None:
         """Say that this engine wants to end. It goes on taking part until all others do."""
         if not self._leaves:
             self._leaves = True
-            self._send(_MESSAGE.pack(_LEAVING, 0, 0, 0.0))
+            self._send(_MESSAGE.pack(_LEAVING, 0, 0.0))
 
-    def take_round(self) -> dict[int, RoundShare] | None:
-        """Each engine's share of the oldest round not taken yet; None unless all have announced it."""
-        if not all(peer.shares for peer in self._peers.values()):
+    def take_round(self) -> dict[int, int] | None:
+        """Each engine's tokens of the oldest round not taken yet; None unless all have announced it."""
+        if not all(peer.tokens for peer in self._peers.values()):
             return None
-        return {number: peer.shares.popleft() for number, peer in self._peers.items()}
+        return {number: peer.tokens.popleft() for number, peer in self._peers.items()}
 
     def receive(self) -> None:
         """Read all that has come. Raises OtherEngineDead if an engine has ended that others need."""
@@ -104,8 +95,8 @@ class _Peer:
         self.number = number
         self.socket = sock
         self.announced = 0
-        self.shares: deque[RoundShare] = deque()
-        """Its shares of the rounds that are not taken yet."""
+        self.tokens: deque[int] = deque()
+        """Its tokens of the rounds that are not taken yet."""
         self.seconds: deque[float] = deque(maxlen=_LAST_STEPS)
         """The seconds of its last steps, some of which may be under way."""
         self.leaves = False
@@ -124,18 +115,18 @@ class _Peer:
         except OSError:
             self.ended = True
         whole = len(self._received) // _MESSAGE.size * _MESSAGE.size
-        for number, tokens, first_half, seconds in _MESSAGE.iter_unpack(self._received[:whole]):
-            self._note(number, RoundShare(tokens, first_half), seconds)
+        for number, tokens, seconds in _MESSAGE.iter_unpack(self._received[:whole]):
+            self._note(number, tokens, seconds)
         del self._received[:whole]
 
-    def _note(self, number: int, share: RoundShare, seconds: float) -> None:
+    def _note(self, number: int, tokens: int, seconds: float) -> None:
         if number == _LEAVING:
             self.leaves = True
             return
         if number != self.announced + 1:
             raise ExecutorDead(f"engine {self.number} announced step {number} after {self.announced}")
         self.announced = number
-        self.shares.append(share)
+        self.tokens.append(tokens)
         self.seconds.append(seconds)
 
 

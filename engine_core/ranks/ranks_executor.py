@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from engine_core.config import ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, InlineExecutor, MakeExecutor, ReportPhase
-from engine_core.expert_options import check_halves
-from engine_core.ranks.joint_steps import Halving, JointExecutor
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.meeting import Meeting, meet
 from engine_core.ranks.peers import OtherEngines, Peers
@@ -341,7 +340,6 @@ def _ids(words: np.ndarray, vocab_size: int) -> bytes:
 def make_executor(process: ProcessConfig) -> MakeExecutor:
     """A function that makes the executor of this engine process, once the worker's options are known."""
     backend, shares_experts = backend_of(process), process.expert_replicas > 1
-    check_halves(process.engine, process.expert_replicas)
 
     def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
         worker = replace(worker, run_folder=process.folder or "")
@@ -357,7 +355,7 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
         ranks = RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
         if not shares_experts:
             return ranks
-        return JointExecutor(ranks, process.index, peers, Halving.asked_for(process.engine))
+        return JointExecutor(ranks, process.index, peers)
 
     return make
 

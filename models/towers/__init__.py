@@ -1,1 +1,1 @@
-"""Towers: networks that turn pictures and sounds into rows that stand in the place of embeddings of tokens."""
+"""Towers: networks that turn pictures and sounds into rows in the place of embeddings of tokens."""

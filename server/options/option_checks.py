@@ -145,14 +145,12 @@ def _check_nodes(config: ServerConfig) -> None:
 def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     # after `serve` has checked whose `models` this is
-    from engine_core.expert_options import balancing_of, check_halves
+    from engine_core.expert_options import balancing_of
     from engine_core.guess_options import read_guess_options
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
-    sharing = max(size, 1 + config.enable_elastic_ep) if replicas.together else 1
     try:
-        check_halves(engine, sharing)
         balancing_of(engine)
         read_guess_options(engine)
         check_kept_blocks(engine)

@@ -255,19 +255,6 @@ def prefill_ratio(shape: Shape, device: Device, link: Link, way: Way) -> float:
     return alone / (own + link_seconds(shape, link, CHUNK, way, samples=False))
 
 
-def halves_ratio(shape: Shape, device: Device, link: Link, way: Way, rows: int, context: int) -> float:
-    """The time of a step beside that in two halves, of which one travels while the other is computed.
-
-    Both halves read the weights, and exchange as often as a whole step. The first computing and the last
-    exchange, which nothing hides, are left out.
-    """
-    samples = context > 0
-    whole = compute_seconds(shape, device, rows, context, way)
-    whole += link_seconds(shape, link, rows, way, samples=samples)
-    half = compute_seconds(shape, device, rows / 2, context, way)
-    return whole / (2 * max(half, link_seconds(shape, link, rows / 2, way, samples=samples)))
-
-
 def read_shape(folder: Path) -> Shape:
     fields = json.loads((folder / "config.json").read_text())
     heads = fields["num_attention_heads"]
@@ -301,19 +288,6 @@ def rows(shape: Shape, device: Device, links: Sequence[str]) -> Iterator[str]:
             yield f"| {name} | {way} | {weights:.1f} | {sent:,.0f} | {cells} |"
 
 
-def halves_rows(shape: Shape, device: Device, links: Sequence[str]) -> Iterator[str]:
-    batches = (32, 256, 1024, 4096)
-    yield f"| link | ranks |{''.join(f' batch {batch} |' for batch in batches)} prompts |"
-    yield f"|---|---|{'---:|' * (len(batches) + 1)}"
-    for name in links:
-        for way in (each for each in WHOLE if each.replicas > 1 and not each.apart):
-            steps = [*((batch, CONTEXT) for batch in batches), (CHUNK, 0)]
-            cells = " | ".join(
-                f"{halves_ratio(shape, device, LINKS[name], way, *step):.2f}" for step in steps
-            )
-            yield f"| {name} | {way} | {cells} |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("models", nargs="+", help=f"{', '.join(SHAPES)}, or folders with a config.json")
@@ -324,9 +298,6 @@ def main() -> None:
         shape = SHAPES.get(model) or read_shape(Path(model))
         print(f"\n{model}: {shape.parameters / 1e9:.2f} billion parameters, on {asked.device}\n")
         print("\n".join(rows(shape, DEVICES[asked.device], asked.link)))
-        if shape.experts > 1:
-            print("\nHalves of a step beside a whole one:\n")
-            print("\n".join(halves_rows(shape, DEVICES[asked.device], asked.link)))
 
 
 if __name__ == "__main__":

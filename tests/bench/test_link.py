@@ -60,19 +60,6 @@ def test_replicas_that_share_experts(link: Any) -> None:
     assert link.prefill_ratio(shape, device, free, gathered) == pytest.approx(4, rel=0.05)
 
 
-def test_halves_hide_what_travels_behind_what_is_computed(link: Any) -> None:
-    """If both take equally long, a step takes half of its time; over a free link there is nothing to hide."""
-    shape, device, way = link.SHAPES["8b"], link.DEVICES["h200"], link.Way(replicas=2, whole=True)
-    tokens, free = 1 << 15, link.Link(bandwidth=1e30, latency=0.0)
-    seconds = link.compute_seconds(shape, device, tokens, 0, way)
-    sent = tokens / 2 * link.sent_bytes(shape, way, free, samples=False)
-    even = link.Link(bandwidth=sent / seconds, latency=0.0)
-    assert link.halves_ratio(shape, device, even, way, tokens, 0) == pytest.approx(2)
-    assert link.halves_ratio(shape, device, free, way, tokens, 0) == pytest.approx(1)
-    mixture = link.SHAPES["30b-a3b"]
-    assert link.halves_ratio(mixture, device, free, way, 256, 1024) < 0.7  # both read nearly all experts
-
-
 def test_whole_experts_send_as_much_and_wait_for_the_slowest_rank(link: Any) -> None:
     shape, nvlink = link.SHAPES["30b-a3b"], link.LINKS["nvlink"]
     assert shape.parameters == pytest.approx(30.5e9, rel=0.01)

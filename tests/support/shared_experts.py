@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
@@ -22,7 +22,7 @@ from engine_core.engine import Engine
 from engine_core.features.installed import make_scheduler
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
-from engine_core.ranks.joint_steps import Halving, JointExecutor
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.peers import Peers
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -108,15 +108,9 @@ class Group:
         self,
         facts: list[WorkerFacts],
         seed: int,
-        *,
-        halvings: Sequence[Halving | None] = (),
         **options: object,
     ) -> None:
-        """`facts`: those of each engine's worker. `options` are the engines', and lists give each its own.
-
-        `halvings`: which steps each engine wants in halves; by default none.
-        """
-        self._halvings = halvings or [None] * len(facts)
+        """`facts`: those of each engine's worker. `options` are the engines', and lists give each its own."""
         self.random = random.Random(seed)
         self.executors = [SharingExecutor(each, self._all_begun) for each in facts]
         sockets: list[dict[int, socket.socket]] = [{} for _ in facts]
@@ -133,7 +127,7 @@ class Group:
 
     def _engine(self, index: int, sockets: dict[int, socket.socket], options: dict[str, object]) -> Engine:
         own = {name: each[index] if isinstance(each, list) else each for name, each in options.items()}
-        executor = JointExecutor(self.executors[index], index, Peers(sockets), self._halvings[index])
+        executor = JointExecutor(self.executors[index], index, Peers(sockets))
         facts = executor.start()
         return Engine(READY, make_scheduler(engine_config("", **own), facts, VOCAB), executor)
 

@@ -11,7 +11,6 @@ from worker.devices.fingerprint import find_digests
 from worker.features.adapters.adapted import hold_adapters
 from worker.features.bounds.step_bounds import Bounds
 from worker.features.disk.disk_records import DiskRecords
-from worker.features.experts.halves import Halves
 from worker.features.experts.shared_experts import SharedExperts
 from worker.features.guesses.drafts import load_drafter
 from worker.features.guesses.guess_rows import Guesses
@@ -46,8 +45,6 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
         features.append(Sources(source, model, config, loaded.block_size, dtypes, device))
     if config.place.expert_size > 1:
         features.append(SharedExperts(model, config, loaded.groups, dtype, target))
-    if (replicas := loaded.groups.replicas) is not None:
-        features.append(Halves(replicas))
     if asked.lora.enable_lora:
         keeps = bool(whole_tasks(loaded.tasks, model.pooler))
         features.append(hold_adapters(config, loaded.options, device, model, keeps_states=keeps))

@@ -24,7 +24,6 @@ from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Collectives, Exchange, Parallel, Replicas
 from worker.config import Place, WorkerConfig
-from worker.ranks.half_steps import HalfStepGroup
 from worker.ranks.socket_carrier import SocketCarrier
 
 TIMEOUT = timedelta(minutes=10)
@@ -225,7 +224,7 @@ class Groups:
     tensor: Group | None = None
     """The ranks that share each layer of this stage."""
     links: Links | None = None
-    replicas: HalfStepGroup | None = None
+    replicas: Group | None = None
     """The ranks of this one's number in all replicas that share experts."""
     both: Group | None = None
     """The ranks of this stage in all replicas that share experts, if those exchange experts."""
@@ -282,7 +281,7 @@ def join_groups(
         leads = number == place.rank == 0
         member = _members(place, place.expert_rendezvous, size * place.size, leads)
         world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
-        replicas = HalfStepGroup(open_tried(member(f"replicas {place.rank}", number, size)), number)
+        replicas = open_tried(member(f"replicas {place.rank}", number, size))
         if moves_experts and place.tensor_size > 1:
             both = open_tried(member(f"experts {place.stage}", place.expert_rank, place.expert_size))
     if place.size == 1:

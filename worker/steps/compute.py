@@ -19,7 +19,7 @@ from worker.sampling.logprobs import prompt_logprob_table, rows_at_once
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch, Outcome
-from worker.steps.feature import Hooks, Passes, Run
+from worker.steps.feature import Hooks, Passes
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
@@ -91,9 +91,6 @@ class Compute:
         self.forward: Forward = self.model.forward
         if self.stage is not None:
             self.stage.width = stream_size(self.model, self.stage.width)
-        self._run: Run = self._run_forward
-        for around in self.hooks.around:
-            self._run = around(self._run)
 
     @property
     def passes(self) -> Passes | None:
@@ -154,7 +151,7 @@ class Compute:
 
     def compute_hidden(self, ids: Tensor, context: ForwardContext, stream: Tensor | None = None) -> Tensor:
         """The last hidden states [T, H]. `stream` [T, width]: the stage before's."""
-        hidden = self._run(ids, context, stream)
+        hidden = self._run_forward(ids, context, stream)
         for keep in self.hooks.keep:
             keep(hidden, context)
         return hidden

@@ -30,8 +30,6 @@ from worker.worker_facts import WorkerFacts
 
 Show = Callable[[ForwardContext], None]
 """The type of a function that shows a model what it reads beside tokens, once that is on the device."""
-Run = Callable[[Tensor, ForwardContext, Tensor | None], Tensor]
-"""The type of a forward pass: the ids of tokens [T], their step, and the stream of the stage before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +156,6 @@ class Feature:
 
     # A step is computed.
 
-    def around(self, run: Run) -> Run:
-        """Return a forward pass in place of `run`, once for all steps."""
-        return run
-
     def keep(self, hidden: Tensor, step: ForwardContext) -> None:
         """Keep what is read later of the last hidden states [T, H]. Recordings have it in them."""
 
@@ -225,7 +219,6 @@ class Hooks:
         self.lay = self._overriding(Feature.lay)
         self.read = self._overriding(Feature.read)
         self.stage = self._overriding(Feature.stage)
-        self.around = self._overriding(Feature.around)
         self.keep = self._overriding(Feature.keep)
         self.before_logits = self._overriding(Feature.before_logits)
         self.forbid = self._overriding(Feature.forbid)

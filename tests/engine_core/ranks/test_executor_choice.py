@@ -14,7 +14,6 @@ from tiny import tiny_checkpoint
 from engine_core.config import EngineConfig, ProcessConfig, Replicas
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, ReportPhase
-from engine_core.expert_options import check_halves
 from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
@@ -250,10 +249,3 @@ def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCap
     assert not caplog.records
     check_layout(asked(enable_expert_parallel=True), model)
     assert "--enable-expert-parallel does nothing" in caplog.text
-
-
-def test_halves_of_steps_need_replicas_that_share_experts() -> None:
-    halves = asked(2, enable_expert_parallel=True, enable_dbo=True, dbo_decode_token_threshold=3)
-    check_halves(halves, 2)
-    with pytest.raises(ValueError, match="it goes with --enable-expert-parallel and --data-parallel-size 2"):
-        make_executor(process(halves))

@@ -14,7 +14,6 @@ from models.ops import reference
 from models.ops.attention_inputs import CacheScales
 from worker.kernels.cuda import attention
 from worker.kernels.cuda.capabilities import Card
-from worker.ranks.half_steps import cut_step
 
 OPERATIONS = attention.operations(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]
@@ -59,21 +58,6 @@ def test_attention_is_that_of_its_definition(
     q = queries(step, group * kv_heads, dim, dtype)
     out = OPERATIONS["attention"](q, kv, step, scale=0.2)
     assert_near(out, exact.attention(q, kv, step, scale=0.2))
-
-
-@pytest.mark.parametrize("tokens", [2, 3, 20])
-def test_each_half_of_a_step_has_a_plan_of_its_own(tokens: int) -> None:
-    """The plan of the whole step names rows and tokens which a half does not have."""
-    step = on_device(make_step([1, 1, 40], [90, 64, 600], 16))
-    kv = make_cache(step, 2, 32, torch.float32).to(DEVICE)
-    q = queries(step, 4, 32, torch.float32)
-    expected = OPERATIONS["attention"](q, kv, step, scale=0.2)
-    halves = cut_step(replace(step, replica_tokens=[len(q)]), [tokens], 0)
-    found = [
-        OPERATIONS["attention"](part, kv, half, scale=0.2)
-        for part, half in zip((q[:tokens], q[tokens:]), halves, strict=True)
-    ]
-    assert_near(torch.cat(found), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
