@@ -117,7 +117,6 @@ class _WhisperTower(WhisperEncoder):
     """Whisper's encoder, whose rows a projector makes as wide as the text."""
 
     levels = 0
-    projector: nn.Module
 
     def pull(self, weights: Weights) -> None:
         tower, projector = weights.first("model.audio_tower", "audio_tower"), weights.first(*PROJECTORS)
