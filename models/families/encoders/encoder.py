@@ -130,7 +130,10 @@ def plain_layers(
     names: LayerNames,
     scopes: str | list[str] = "encoder.layer.",
 ) -> dict[str, EncoderLayer]:
-    """Layers with biases everywhere, whose MLPs have no gate, by their scopes: numbers behind one word."""
+    """Layers with biases everywhere, whose MLPs have no gate, by their scopes in the checkpoint.
+
+    `scopes`: the scope of each layer, or what stands ahead of their numbers.
+    """
 
     def layer() -> EncoderLayer:
         sizes = setup.config.hidden_size, fields.intermediate_size, setup.parallel
