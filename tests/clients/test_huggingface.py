@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from live import LiveServer
 
-pytestmark = pytest.mark.turns(2)
-
 hub = pytest.importorskip("huggingface_hub")
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -17,7 +15,6 @@ def client(demo: LiveServer) -> Any:
     return hub.InferenceClient(base_url=demo.url, api_key="-")
 
 
-@pytest.mark.slow
 def test_chat_whole_and_streamed(client: Any) -> None:
     whole = client.chat_completion(QUESTION, model="demo", temperature=0).choices[0].message.content
     stream = client.chat_completion(QUESTION, model="demo", temperature=0, stream=True)

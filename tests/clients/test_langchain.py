@@ -74,7 +74,6 @@ def test_texts_are_embedded(demo: LiveServer) -> None:
     assert len(first) == len(second) and embedder.embed_query("Hello") == pytest.approx(first, abs=1e-5)
 
 
-@pytest.mark.slow
 def test_chats_by_the_api_of_ollama(demo: LiveServer) -> None:
     chats = pytest.importorskip("langchain_ollama")
     model = chats.ChatOllama(model="demo", base_url=demo.url, temperature=0, num_predict=24)

@@ -17,7 +17,6 @@ def client(demo: LiveServer) -> Any:
     return ollama.Client(host=demo.url)
 
 
-@pytest.mark.slow
 def test_chat_whole_and_streamed(client: Any) -> None:
     whole = client.chat(model="demo", messages=QUESTION, options=GREEDY, keep_alive="5m")
     assert "Paris" in whole.message.content and whole.done
@@ -27,7 +26,6 @@ def test_chat_whole_and_streamed(client: Any) -> None:
     assert whole.total_duration > 0 and whole.prompt_eval_count > 0
 
 
-@pytest.mark.slow
 def test_generate_whole_and_streamed(client: Any) -> None:
     whole = client.generate(model="demo", prompt=QUESTION[0]["content"], options=GREEDY)
     parts = client.generate(model="demo", prompt=QUESTION[0]["content"], options=GREEDY, stream=True)
@@ -36,21 +34,18 @@ def test_generate_whole_and_streamed(client: Any) -> None:
     assert client.generate(model="demo", prompt="The capital", raw=True, options=GREEDY).response
 
 
-@pytest.mark.slow
 async def test_the_asynchronous_client(demo: LiveServer) -> None:
     client = ollama.AsyncClient(host=demo.url)
     parts = await client.chat(model="demo", messages=QUESTION, options=GREEDY, stream=True)
     assert "Paris" in "".join([part.message.content async for part in parts])
 
 
-@pytest.mark.slow
 def test_an_answer_in_a_schema(client: Any) -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     answer = client.chat(model="demo", messages=QUESTION, format=schema, options={"num_predict": 60})
     assert json.loads(answer.message.content) == {"city": "Paris"}
 
 
-@pytest.mark.slow
 def test_tools_of_python_functions(client: Any) -> None:
     def add(a: int, b: int) -> int:
         """Add two numbers.

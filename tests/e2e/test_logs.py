@@ -7,7 +7,6 @@ import select
 import socket
 from pathlib import Path
 
-import pytest
 from live import SMALL, LiveServer, starting
 
 DROPPED = "facet:log_lines_dropped_total"
@@ -26,7 +25,6 @@ def ask_for_live(server: LiveServer, times: int) -> None:
                 answers += part
 
 
-@pytest.mark.slow
 def test_a_full_disk_stops_nothing() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     server = LiveServer("demo", *SMALL, output=full)
@@ -40,7 +38,6 @@ def test_a_full_disk_stops_nothing() -> None:
         os.close(full)
 
 
-@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_stops_nothing() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -61,7 +58,6 @@ def test_a_pipe_that_nobody_reads_stops_nothing() -> None:
         os.close(reader)
 
 
-@pytest.mark.slow
 def test_every_line_may_be_json_and_processes_have_names() -> None:
     with starting("demo", *SMALL, "--log-format", "json") as server:
         server.wait_ready()

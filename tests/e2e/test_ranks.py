@@ -4,14 +4,12 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from live import SMALL, LiveServer, alive, complete, serving, starting, wait_until
 
 TWO = ("demo", *SMALL, "--tensor-parallel-size", "2")
 ASK = "The capital of France is"
 
 
-@pytest.mark.slow
 def test_two_ranks_serve_as_one_and_the_loss_of_one_is_named(demo: LiveServer) -> None:
     with serving(*TWO) as server:
         ranks = server.rank_pids()
@@ -25,7 +23,6 @@ def test_two_ranks_serve_as_one_and_the_loss_of_one_is_named(demo: LiveServer) -
         assert complete(server, ASK) == complete(demo, ASK), "others are started in their place"
 
 
-@pytest.mark.slow
 def test_a_start_that_is_ended_leaves_nothing_behind(short_path: Path) -> None:
     with starting(*TWO, env={"TMPDIR": str(short_path)}) as server:
         wait_until(lambda: any(short_path.glob("facet-*/facet-*")), 20, server.output)

@@ -43,7 +43,6 @@ def all_at_once(server: LiveServer) -> list[str]:
         return list(pool.map(lambda prompt: complete(server, prompt, 12), PROMPTS))
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_replicas_that_share_experts_answer_as_one_model(
     folder: Path, expected: list[str], transport: str
@@ -60,7 +59,6 @@ def test_replicas_that_share_experts_answer_as_one_model(
         assert server.terminate(30) == 0
 
 
-@pytest.mark.slow
 def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
     folder: Path, expected: list[str]
 ) -> None:
@@ -75,7 +73,6 @@ def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
         assert all_at_once(server) == expected
 
 
-@pytest.mark.slow
 def test_experts_move_while_answers_stay_the_same(folder: Path, expected: list[str]) -> None:
     moving = ("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 4, "step_interval": 12}')
     with serving(str(folder), *SMALL, "-dp", "2", "--enable-expert-parallel", *moving) as server:
@@ -85,7 +82,6 @@ def test_experts_move_while_answers_stay_the_same(folder: Path, expected: list[s
         assert sum(server.numbers("vllm:eplb_rearrangements_total").values()) > 0
 
 
-@pytest.mark.slow
 def test_the_number_of_those_that_share_experts_changes_and_no_request_is_lost(
     folder: Path, expected: list[str]
 ) -> None:
@@ -121,7 +117,6 @@ def written(server: LiveServer) -> float:
     return sum(server.numbers("facet:disk_blocks_written_total").values())
 
 
-@pytest.mark.slow
 def test_prefixes_outlive_replicas_that_share_experts(folder: Path, tmp_path: Path) -> None:
     """Each keeps those of its own requests, and finds those of the other."""
     prompt = "Some friends went to the sea, and what they saw there was told for years. " * 8
@@ -147,7 +142,6 @@ def both_work(server: LiveServer) -> bool:
     return server.numbers("facet:replicas_alive")[""] == 2
 
 
-@pytest.mark.slow
 def test_replicas_of_two_machines_share_experts_and_end_and_return_as_one(
     folder: Path, expected: list[str]
 ) -> None:
@@ -181,7 +175,6 @@ def test_replicas_of_two_machines_share_experts_and_end_and_return_as_one(
             wait_until(lambda: not both_work(api), 20, api.output)
 
 
-@pytest.mark.slow
 def test_servers_behind_a_load_balancer_share_experts(folder: Path, expected: list[str]) -> None:
     host = "127.0.0.2"
     port = free_ports(2, host) + 1

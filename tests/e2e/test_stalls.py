@@ -37,7 +37,6 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on() -> None:
     with serving("demo", *SMALL, command=hurried()) as server:
         expected = complete(server)
@@ -63,7 +62,6 @@ def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on() -> None:
         assert "it made no progress and was killed; it is started again" in log
 
 
-@pytest.mark.slow
 def test_an_engine_with_nothing_to_do_is_seen_too_and_may_go_on() -> None:
     with serving("demo", *SMALL, command=hurried(kill=1000)) as server:
         with stopped(server.engine_pid()):
@@ -80,7 +78,6 @@ def test_an_engine_with_nothing_to_do_is_seen_too_and_may_go_on() -> None:
         wait_until(lambda: bool(holdups(server.output())), SECONDS, "what stood still in a step is named")
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs() -> None:
     with serving("demo", *SMALL, "-tp", "2", command=hurried()) as server:
         expected, engine = complete(server), server.engine_pid()
@@ -91,7 +88,6 @@ def test_a_rank_that_hangs() -> None:
         assert server.engine_pid() != engine
 
 
-@pytest.mark.slow
 def test_requests_go_around_a_replica_that_hangs() -> None:
     with serving("demo", *SMALL, "--data-parallel-size", "2", command=hurried(kill=1000)) as server:
         wait_until(lambda: server.numbers("facet:replicas_alive") == {"": 2}, SECONDS)
@@ -101,7 +97,6 @@ def test_requests_go_around_a_replica_that_hangs() -> None:
             assert len({complete(server) for _ in range(4)}) == 1
 
 
-@pytest.mark.slow
 def test_an_only_api_process_that_hangs_is_spoken_for_and_replaced() -> None:
     with serving("demo", *SMALL, command=hurried(kill=8)) as server:
         [hanging], engine = server.api_pids(), server.engine_pid()
@@ -114,7 +109,6 @@ def test_an_only_api_process_that_hangs_is_spoken_for_and_replaced() -> None:
         complete(server)
 
 
-@pytest.mark.slow
 def test_one_api_process_of_two_that_hangs_is_replaced() -> None:
     with serving("demo", *SMALL, "--api-server-count", "2", command=hurried()) as server:
         hanging = server.api_pids()[0]
@@ -124,7 +118,6 @@ def test_one_api_process_of_two_that_hangs_is_replaced() -> None:
         complete(server)
 
 
-@pytest.mark.slow
 def test_a_pause_of_all_processes_harms_none() -> None:
     with serving("demo", *SMALL, command=hurried(2.0, 3.0)) as server:
         with server.stream("/v1/completions", LONG, SECONDS) as response:
@@ -141,7 +134,6 @@ def test_a_pause_of_all_processes_harms_none() -> None:
         assert "is killed" not in server.output()
 
 
-@pytest.mark.turns(7)
 @pytest.mark.parametrize("which", ["engine", "API process"])
 def test_a_stopped_process_does_not_hold_up_the_end(which: str) -> None:
     with serving("demo", *SMALL) as server:
@@ -152,7 +144,6 @@ def test_a_stopped_process_does_not_hold_up_the_end(which: str) -> None:
             assert time.monotonic() - began < 12, "a second if the machine does nothing else"
 
 
-@pytest.mark.slow
 def test_systemd_hears_of_the_start_of_life_and_of_the_end(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

@@ -13,19 +13,50 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bits_guesses import guessing
-from bits_subjects import MAX_LEN, Subject, subjects
+import pytest
+from bits_subjects import MAX_LEN, VOCABULARY, Subject, subjects
 from bits_traffic import Conversation, Result, Turn, write_traffic
 from msgspec import structs
 from ranks import Layout, Ranks, RanksOfTests, make
+from scripted_guesser import ScriptedGuesser, use
 from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import MakeExecutor
 from engine_core.protocol import Add
+from engine_core.scheduling.sequence import Sequence
 from worker.devices.cpu import Cpu
 from worker.protocol import Pooling, Sampling, TokenLogprobs
 from worker.worker_facts import blocks_held
+
+Truth = Callable[[int], list[int]]
+"""The type of a function that returns the true answer to a request."""
+
+
+class TruthGuesser(ScriptedGuesser):
+    truth: Truth
+
+    def guess(self, seq: Sequence, count: int) -> list[int]:
+        done = len(seq.tokens) - seq.prompt_len
+        right = self.truth(seq.id)[done : done + count]
+        right += [self.random.randrange(VOCABULARY) for _ in range(count - len(right))]
+        return [
+            each if self.random.random() < self.chance else self.random.randrange(VOCABULARY)
+            for each in right
+        ]
+
+
+@contextmanager
+def guessing(random: Random, *, guesses: bool) -> Iterator[TruthGuesser | None]:
+    """Let an engine that starts in this context guess, if its model takes guesses."""
+    if not guesses:
+        yield None
+        return
+    guesser = TruthGuesser(random, random.choice((1, 4, 8)), random.choice((0.3, 0.8, 0.95, 1.0)))
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, guesser)
+        yield guesser
+
 
 CONVERSATIONS = 24
 """The conversations of a model from which schedules draw theirs."""
