@@ -1,5 +1,7 @@
 """Tests that run by turns: each has its day, and those that are not marked run every day."""
 
+from pathlib import Path
+
 import pytest
 import turns
 from turns import TURN_OF_SLOW, Mark, waiting_on
@@ -18,6 +20,7 @@ OF_A_PLACE: Tests = {
 }
 OF_A_FILE: Tests = {"tests/room/daily.py::test_x": None}
 ALL = {**CASES, **PARTS, **OTHER_PARTS, **ALONE, **SLOW, **THIRDS, **OTHERS, **OF_A_PLACE, **OF_A_FILE}
+PLACES = [*turns.PARTS]
 DAYS = range(20_000, 20_000 + TURN_OF_SLOW)
 
 
@@ -58,3 +61,7 @@ def test_tests_of_a_file_have_the_same_cases_on_the_same_days() -> None:
 
 def test_a_test_without_cases_runs_on_one_day_of_so_many() -> None:
     assert sum(running(day) >= ALONE.keys() for day in range(20_000, 20_009)) == 3
+
+
+def test_every_place_is_there() -> None:
+    assert [place for place in PLACES if not (Path(__file__).parent / place).exists()] == []
