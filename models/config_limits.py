@@ -1,4 +1,4 @@
-"""What no field of config.json may say, whoever reads it.
+"""Refuses fields of config.json that no model may have, such as 10^12 tokens.
 
 Sizes beyond the limits are mistakes: layers and tables of rotary frequencies are made for them before weights
 are looked at, and kernels keep numbers for each of them in every thread.

@@ -1,4 +1,4 @@
-"""What an adapter says of itself: its adapter_config.json, and the names and shapes of its tensors. No torch.
+"""Reads what an adapter says of itself: adapter_config.json, names and shapes of tensors. No torch.
 
 Whatever would make an adapter compute something else than PEFT does is refused here, before a tensor is read.
 """

@@ -1,4 +1,4 @@
-"""How a checkpoint says that its matrices are quantized, and the coding of each matrix. No torch."""
+"""Finds out whether a checkpoint is quantized, and the coding of each matrix. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs that a file of weights is damaged: a header that does not fit it, and numbers that are not finite."""
+"""Finds files of weights that are damaged: their header does not fit them, or numbers are not finite."""
 
 from __future__ import annotations
 

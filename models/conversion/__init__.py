@@ -1,1 +1,1 @@
-"""What a checkpoint is served as."""
+"""Decides what a checkpoint is served as: a model that generates, embeds or classifies."""

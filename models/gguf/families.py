@@ -1,4 +1,4 @@
-"""What the metadata of each architecture means in the words of config.json: tables, and what takes more.
+"""Translates the metadata of a GGUF file into fields of config.json: tables, and functions where tables end.
 
 `general.architecture` is llama.cpp's word for a family, and the prefix of the fields that describe the model.
 """

@@ -1,4 +1,4 @@
-"""A folder in which the model of a GGUF file looks like any other checkpoint; kept, and used again.
+"""Makes a folder in which the model of a GGUF file looks like any other checkpoint, and keeps it.
 
 config.json and the files of the tokenizer are made of the metadata, and the weights are a link to the file,
 so nothing else needs to know where they come from. Files of these names beside the GGUF file win.

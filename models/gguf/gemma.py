@@ -1,4 +1,4 @@
-"""What the metadata of Gemma 3n and Gemma 4 means, whose layers differ, in the words of config.json."""
+"""Translates the metadata of Gemma 3n and Gemma 4, whose layers differ, into fields of config.json."""
 
 from __future__ import annotations
 

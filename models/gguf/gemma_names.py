@@ -1,4 +1,4 @@
-"""What GGUF calls the tensors of Gemma 3n and Gemma 4 that other decoders do not have."""
+"""GGUF's names of the tensors of Gemma 3n and Gemma 4 that other decoders do not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the metadata of hybrids means in the words of config.json: layers with states, some with experts."""
+"""Translates the metadata of hybrids, layers with states among others, into fields of config.json."""
 
 from __future__ import annotations
 

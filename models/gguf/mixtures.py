@@ -1,4 +1,4 @@
-"""What the metadata of mixtures, and of models with latent attention, means in the words of config.json.
+"""Translates the metadata of mixtures and of models with latent attention into fields of config.json.
 
 Mixtral has the architecture of Llama, and is found there. llama.cpp writes DeepSeek-V2 and V3, Kimi K2,
 GLM-4.7-Flash and Youtu as one architecture, `deepseek2`: the choice of experts says which of our classes

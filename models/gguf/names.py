@@ -1,4 +1,4 @@
-"""What GGUF calls a model's tensors, and what its converter changes in them: a table for each architecture.
+"""GGUF's names of tensors, and the changes that its converter makes in them: a table for each architecture.
 
 No torch. A tensor whose name is in no table keeps it; loading tells that it has no place in the model.
 """

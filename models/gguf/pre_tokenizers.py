@@ -1,4 +1,4 @@
-"""How byte-level BPE cuts a text before it merges: the ways, by the names that llama.cpp has for them."""
+"""The expressions by which byte-level BPE cuts a text before it merges, by llama.cpp's names for them."""
 
 from __future__ import annotations
 

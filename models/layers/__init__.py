@@ -1,1 +1,1 @@
-"""What families share."""
+"""The layers of which all families are built."""

@@ -1,4 +1,4 @@
-"""How tokens reach experts that lie on other ranks, and what those make of them comes back.
+"""Sends tokens to experts that lie on other ranks, and brings the results back.
 
 Replicas that share experts compute different tokens, in steps that they take together. The ranks of one
 replica all have its tokens.

@@ -1,4 +1,4 @@
-"""A folder in which an adapter and its base look like one checkpoint: into that it is merged. No torch."""
+"""Makes a folder in which an adapter and its base look like one checkpoint, to be merged. No torch."""
 
 from __future__ import annotations
 

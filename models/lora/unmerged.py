@@ -1,4 +1,4 @@
-"""Adapters beside a model: each layer takes of an adapter what belongs to it, cut as its matrix is."""
+"""Serves LoRA adapters unmerged: each layer reads its own matrices of an adapter, cut as its weight is."""
 
 from __future__ import annotations
 

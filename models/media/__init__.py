@@ -1,1 +1,1 @@
-"""What pictures become before a model sees them: 8-bit pixels, and tokens in the prompt. No torch."""
+"""Prepares pictures and sounds for a model: pixels or features, and tokens in the prompt. No torch."""

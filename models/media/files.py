@@ -1,4 +1,4 @@
-"""What a checkpoint's files say about its media.
+"""Reads what a checkpoint's files say about its media.
 
 A setting that is missing or null has the value that transformers' class of image processor gives it, which is
 not always what the family's authors published. Fields that this class does not read are ignored, as there.

@@ -1,4 +1,4 @@
-"""How families normalise pixels where their settings do not tell."""
+"""The means and deviations by which families normalise pixels where their settings do not tell."""
 
 from __future__ import annotations
 

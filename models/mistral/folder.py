@@ -1,4 +1,4 @@
-"""A folder in which a checkpoint of Mistral's own format looks like any other; made once. No torch.
+"""Makes a folder in which a checkpoint of Mistral's own format looks like any other. No torch.
 
 params.json becomes config.json, tekken.json becomes tokenizer.json, and the weights are links to the files,
 whose names `tensors.py` translates.

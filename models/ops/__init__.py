@@ -1,4 +1,4 @@
-"""What layers may compute: each operation under one name, `ops.rms_norm(...)`.
+"""The operations that layers may call, each under one name: `ops.rms_norm(...)`.
 
 They are the plain torch ones of `reference.py` and the other references beside it, unless the worker has one
 for its device and binds it with `use`. Layers must call them as attributes of this module, so that a new

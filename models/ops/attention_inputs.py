@@ -1,4 +1,4 @@
-"""What attention is told beside its tensors: the preparation of heads, and caches of 8 bits."""
+"""The options of attention beside its tensors: the preparation of heads, and caches of 8 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders in which models that are not saved as others are look like any other checkpoint; made once.
+"""Converts checkpoints of other layouts into folders that look like any other; each is made once.
 
 No torch. Static vectors (model2vec's, and sentence-transformers' module) have no layers and often no
 config.json. GLiNER's settings are in a file of another name. A checkpoint of Stanford's ColBERT says in a

@@ -1,4 +1,4 @@
-"""What a checkpoint gives beside one vector for each text: weights of tokens, and a vector for each token.
+"""The sparse and multi-vector forms of a text: weights of tokens, and a vector for each token.
 
 SPLADE, BGE-M3 and the sparse and multi-vector models of sentence-transformers say so in files of their own,
 which are read here as those libraries read them. No torch: weights are not read.

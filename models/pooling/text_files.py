@@ -1,4 +1,4 @@
-"""How the texts of a checkpoint become tokens, and how vectors are compared, by sentence-transformers' files.
+"""Reads from sentence-transformers' files how texts become tokens, and how vectors are compared.
 
 No torch: the server reads it.
 """

@@ -1,1 +1,1 @@
-"""How checkpoints store matrices."""
+"""Reads the matrices of quantized checkpoints."""

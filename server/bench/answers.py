@@ -1,4 +1,4 @@
-"""How answers to a load are read, whole or streamed.
+"""Reads answers to a load, whole or streamed.
 
 Tokens are counted by the server's own `usage`, never by chunks: one may hold several tokens.
 """

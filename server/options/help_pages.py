@@ -1,4 +1,4 @@
-"""What `serve --help` prints: the options that most people use, all of them, or those of a group."""
+"""Writes what `serve --help` prints: the options that most people use, all, or those of a group."""
 
 from __future__ import annotations
 

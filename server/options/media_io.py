@@ -1,4 +1,4 @@
-"""What `media_io_kwargs` of the operator and of requests say: how files of media are read."""
+"""Reads `media_io_kwargs` of the operator and of requests, which say how files of media are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks whether options of a server contradict each other, or ask for what cannot be done."""
+"""Refuses options of a server that contradict each other, or ask for what cannot be done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows that the event loop of an API process goes on, and measures and explains how far it is behind.
+"""Watches the event loop of an API process: tells that it goes on, and what holds it up if it is late.
 
 The loop takes a turn every second, and several each second while requests run. The supervisor sees the turns
 in the process's page, and replaces a process whose loop takes none for long.

@@ -1,4 +1,4 @@
-"""What commands of the terminal share: how they read options, write for people, and show how far they are."""
+"""The parts that commands of the terminal share: parsers of options, a screen, bars of progress."""
 
 from __future__ import annotations
 

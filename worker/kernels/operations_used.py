@@ -1,4 +1,4 @@
-"""What a model asks of operations, so that no other kernels are proved and compiled at its start."""
+"""Records which operations a model calls, and how, so that only those kernels are tested at its start."""
 
 from __future__ import annotations
 

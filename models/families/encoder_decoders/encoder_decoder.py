@@ -1,4 +1,4 @@
-"""What models share whose decoder answers to a source: their fields, layers, and how sources are encoded."""
+"""The base of models whose decoder attends to an encoded source: their fields, their layers, and encoding."""
 
 from __future__ import annotations
 

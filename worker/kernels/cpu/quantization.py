@@ -1,4 +1,4 @@
-"""How matrices are quantized when they are loaded, and a form of them that plain torch can read.
+"""Quantizes matrices when they are loaded, and has a form of them that plain torch can read.
 
 `csrc/tile_quantized.c` computes with exactly the numbers that `quantize` makes, or that a checkpoint holds.
 """

@@ -1,4 +1,4 @@
-"""What C kernels need of tensors: types that they know, shapes that fit each other, and memory for results.
+"""Prepares tensors for C kernels: checks types and shapes, and makes memory for results.
 
 Sizes come from checkpoints, and from models that others wrote. A kernel takes most of them for granted, so
 each operation compares its tensors first, or it would read past the end of one. That takes less than a

@@ -1,4 +1,4 @@
-"""What kernels must know of the card that they run on, by its compute capability: limits, and sizes of tiles.
+"""The limits of a card and the sizes of tiles for it, by its compute capability.
 
 Sizes are chosen here once, by card, number type and width of heads, and never tried at run time: the largest
 that Triton 3.7 compiles for each capability without spilling registers in loops.

@@ -1,4 +1,4 @@
-"""What all multiprocessors find out about a row before its token is drawn, by Triton.
+"""Surveys each row of logits on all multiprocessors before its token is drawn, in Triton.
 
 `survey_groups` reads all masses once. For a row with a top_p and no top_k, `narrow` then says between which
 two numbers the floor lies, which are the closer the more masses lie there. A program counts the masses of its

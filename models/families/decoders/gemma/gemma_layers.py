@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 share: late layers that read earlier caches, and vectors of tokens for layers."""
+"""The layers of Gemma 3n and 4: late ones read earlier caches, and tokens have vectors for each layer."""
 
 from __future__ import annotations
 

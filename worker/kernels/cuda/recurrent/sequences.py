@@ -1,4 +1,4 @@
-"""What kernels of layers with states share: the tokens of a row, and where its states lie.
+"""The parts that kernels of layers with states share: finding a row's tokens, reading and writing states.
 
 Short rows are computed token by token. The first index of such a program is its row. One more row than a
 step has takes the tokens behind all rows, with which a recorded step is filled up: their results are finite,
