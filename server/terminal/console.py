@@ -31,15 +31,6 @@ def check_folder(flag: str, path: str | None) -> None:
         raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
 
 
-def read_text(path: Path | None, name: str) -> str:
-    """The text of a file, or of standard input. Raises OptionError, which calls it by this name."""
-    try:
-        return sys.stdin.read() if path is None else path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise OptionError(f"{name} cannot be read: {reason}") from None
-
-
 def safe_text(text: str) -> str:
     """Text of a model, without what would move a terminal's cursor or change its colours."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)

@@ -30,7 +30,7 @@ from server.batches.lines import (
 )
 from server.options.option_table import OptionError
 from server.options.server_options import client_key_of_environment
-from server.terminal.console import ProgressBar, check_folder, parser_of, read_text
+from server.terminal.console import ProgressBar, check_folder, parser_of
 from server.terminal.own_server import own_server
 from server.terminal.server_client import ServerClient, Unreachable
 
@@ -177,8 +177,13 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def read_requests(path: Path) -> list[BatchLine]:
     """Reads and checks the whole input, so that a mistake in its last line is told before work begins."""
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise OptionError(f"-i {path} cannot be read: {reason}") from None
     found: dict[str, BatchLine] = {}
-    for number, text in enumerate(read_text(path, f"-i {path}").split("\n"), 1):
+    for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         where = f"{path}, line {number}"

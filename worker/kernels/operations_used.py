@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from inspect import Signature, signature
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -13,22 +13,7 @@ from torch import Tensor
 from models.ops import SPECIFIED
 from models.ops.attention_inputs import HeadPrep
 from models.ops.grouped_matrix import Grouped
-
-
-class _Call(Protocol):
-    """A call of an operation."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def arguments(self) -> tuple[Any, ...]: ...
-
-    @property
-    def options(self) -> dict[str, Any]: ...
-
-
-Case = TypeVar("Case", bound=_Call)
+from worker.kernels.compare_with_reference import Case
 
 
 class Uses:
