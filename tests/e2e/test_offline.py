@@ -9,6 +9,8 @@ from live import LiveServer
 
 from facet import LLM, AsyncLLM, LLMEngine, PoolingParams, RequestOutput, RequestOutputKind, SamplingParams
 
+pytestmark = pytest.mark.turns(3)
+
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": 1}
 PROMPTS = ["The capital of France is", "Once upon a time", "日本語 🎌 and", "x"]
 PARAMS: dict[str, dict[str, Any]] = {

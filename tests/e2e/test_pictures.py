@@ -33,6 +33,8 @@ from transformers import CLIPImageProcessorPil
 from server.commands import run
 from server.terminal.server_client import ServerClient, ServerError
 
+pytestmark = pytest.mark.turns(3)
+
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
 CHILD = b"server.media.preparing_process"
 
