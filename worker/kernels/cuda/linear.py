@@ -155,16 +155,14 @@ def _pack_one(matrix: Matrix) -> Packed | Tensor:
         return matrix
     packed = packing.pack(matrix)
     if packed is None:
-        _tell_once(matrix.bits, matrix.group)
+        _tell_once(matrix.bits, matrix.kind, matrix.group)
         return matrix.widened()
     return packed
 
 
 @cache
-def _tell_once(bits: int, group: int) -> None:
-    logger.info(
-        "codes of %d bits in groups of %d inputs are widened: kernels know multiples of 16", bits, group
-    )
+def _tell_once(bits: int, kind: str, group: int) -> None:
+    logger.info("codes of %d bits (%s) in groups of %d are widened: no kernel knows them", bits, kind, group)
 
 
 def embed(ids: Tensor, weight: Tensor) -> Tensor:

@@ -82,7 +82,9 @@ class Mixed(nn.Parameter):
 
 
 def pack(matrix: Grouped) -> Packed | None:
-    """Pack a matrix; None if it has groups that kernels do not know."""
+    """Pack a matrix; None if it has codes or groups that kernels do not know."""
+    if matrix.kind not in _KINDS:
+        return None
     bits = matrix.bits
     if bits in (5, 6) or (bits == 4 and matrix.kind == WHOLE and _tile(matrix) < _LEAST_TILE[4]):
         matrix = matrix.in_bytes()

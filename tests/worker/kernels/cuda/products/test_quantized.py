@@ -211,7 +211,7 @@ def test_groups_that_no_tile_fits_are_widened(caplog: pytest.LogCaptureFixture) 
     matrix = grouped(8, 24, 96)
     packed = OPERATIONS["pack"](moved(matrix, DEVICE))
     assert torch.equal(packed.cpu(), matrix.widened())
-    assert "codes of 8 bits in groups of 24 inputs are widened" in caplog.text
+    assert "codes of 8 bits (whole) in groups of 24 are widened" in caplog.text
 
 
 def test_inputs_of_another_type_are_refused() -> None:
