@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from models.layers.cross_attention import find_source_model
 from models.loader import LoadOptions, load_model
@@ -17,16 +19,23 @@ from models.parallel.parallel import Parallel
 from models.pooling.alignment import find_alignment
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.towers.model import transcribes
+from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
-from worker.host.memory import ReadPages
-from worker.ranks.pipeline_stage import Stage
-from worker.ranks.process_groups import Groups
+from worker.devices.fingerprint import find_digests
+from worker.devices.selection import choose_dtypes
+from worker.host.memory import ReadPages, release_after_loading
+from worker.ranks.pipeline_stage import Stage, open_stage
+from worker.ranks.process_groups import Groups, parallel_of
 from worker.tasks import POOLED
 
 logger = logging.getLogger(__name__)
 
 _WAYS = "leave it out, or choose another --runner or --convert"
+
+
+Report = Callable[[str, float], None]
+"""The type of a function that takes the phase of a load and the part of it that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,40 @@ class Loaded:
     block_size: int
     dtype: torch.dtype
     cache_dtype: torch.dtype
+
+
+@contextmanager
+def loading(
+    config: WorkerConfig, device: Device, groups: Groups, limits: WorkerLimits, report: Report
+) -> Iterator[Loaded]:
+    """Load the served model, while the device makes its kernels ready. Features load within the context."""
+    dtype, cache_dtype = choose_dtypes(config, device)
+    of_stream = config.model.hidden_size, dtype, device.target
+    stage = open_stage(config.place, groups.links, *of_stream, steps_behind(config) + 1)
+    parallel = parallel_of(config, groups)
+    given = config, (dtype, cache_dtype), limits.block_size, parallel, groups.minimum
+    with device.while_loading(*given):
+        options = load_options(config, device, dtype, parallel, limits.max_model_len)
+        model = load_weights(options, device, report)
+        of_model = stage, offered_tasks(config, model), limits.block_size, dtype, cache_dtype
+        yield Loaded(model, options, config, device, groups, *of_model)
+
+
+def settle(loaded: Loaded, weights: Sequence[Tensor], max_len: int) -> str:
+    """Adapt the device to loaded weights, and log what of a checkpoint is quantized -> the fingerprint."""
+    config, device = loaded.config, loaded.device
+    device.after_loading(weights)
+    made = config.options.quantization in MADE_ON_LOADING
+    if (found := read_quantization(config.model)) and found.bits <= MOST_BITS and not made:
+        logger.info("%s: %s", found.describe(), describe_sizes(loaded.model.parameters()))
+    fingerprint = find_digests(config, device, loaded.dtype, max_len).fingerprint
+    release_after_loading(Path(config.folder))
+    return fingerprint
+
+
+def steps_behind(config: WorkerConfig) -> int:
+    """The steps that may be under way when one starts."""
+    return config.steps_ahead + config.place.stages - 1
 
 
 def load_options(
@@ -66,7 +109,7 @@ def load_options(
     )
 
 
-def load_weights(options: LoadOptions, device: Device, report: Callable[[str, float], None]) -> ServedModel:
+def load_weights(options: LoadOptions, device: Device, report: Report) -> ServedModel:
     """Load a model, while pages of its files that were read are given back."""
     pages = ReadPages(options.folder)
 
@@ -76,13 +119,6 @@ def load_weights(options: LoadOptions, device: Device, report: Callable[[str, fl
 
     with device.uploading() as upload:
         return load_model(replace(options, report=loaded), upload)
-
-
-def describe_quantization(config: WorkerConfig, model: ServedModel) -> None:
-    """Log what of a model's weights is quantized, if its checkpoint has them so."""
-    made = config.options.quantization in MADE_ON_LOADING
-    if (found := read_quantization(config.model)) and found.bits <= MOST_BITS and not made:
-        logger.info("%s: %s", found.describe(), describe_sizes(model.parameters()))
 
 
 def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:

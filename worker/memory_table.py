@@ -14,9 +14,11 @@ from torch import Tensor
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
 from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.capacity import GIB, CacheBudget, WorkerLimits
+from worker.devices.selection import dtype_name
+from worker.host.memory import Pages
 from worker.loading import Loaded
 from worker.steps.feature import Hooks
-from worker.worker_facts import blocks_held
+from worker.worker_facts import WorkerFacts, blocks_held
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,30 @@ def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: l
     return Memory(limits, layout, cache, table["weights"], step)
 
 
+def tell_facts(memory: Memory, loaded: Loaded, hooks: Hooks, fingerprint: str) -> WorkerFacts:
+    """Tell the engine what was loaded, and with which sizes."""
+    limits, size = memory.limits, memory.cache.size
+    facts = WorkerFacts(
+        device=loaded.device.name,
+        dtype=dtype_name(loaded.dtype),
+        block_size=limits.block_size,
+        num_blocks=size.num_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        weight_bytes=memory.weight_bytes,
+        kv_bytes=size.num_blocks * size.block_bytes,
+        device_bytes=loaded.device.held_bytes(memory.step_bytes),
+        tasks=loaded.tasks,
+        windows=memory.layout.windows,
+        causal=loaded.model.causal,
+        fingerprint=fingerprint,
+    )
+    for add_facts in hooks.add_facts:
+        facts = add_facts(facts)
+    return facts
+
+
 def _make_cache(
     loaded: Loaded, hooks: Hooks, limits: WorkerLimits, layout: CacheLayout, budget: CacheBudget
 ) -> Cache:
@@ -80,7 +106,7 @@ def _make_cache(
     ):
         logger.info("%s", line)
     parts = layout.bind(size.num_blocks + 1, device)
-    return Cache(size, device.page_toucher(parts, size.num_blocks) if parts else None, parts)
+    return Cache(size, device.pages(parts, size.num_blocks) if parts else Pages(), parts)
 
 
 def _size(nbytes: int) -> str:

@@ -226,11 +226,6 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             held += 1
         return held
 
-    @property
-    def end(self) -> int:
-        """The position behind all that is written for it."""
-        return self.start + self.count + len(self.guesses) + self.proposes
-
 
 class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     number: int

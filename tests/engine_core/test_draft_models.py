@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 from drafted import SIZES, Answer, answer, asked_at_random, greedy_by, opened, requests
+from opened import feature_of
 from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.features.guesses.model_guesser import ModelGuesser
 from engine_core.protocol import Add
 from worker.features.guesses.draft_model import DraftModel
-from worker.features.guesses.drafts import Drafts
 from worker.protocol import Sampling
 
 TARGET = "LlamaForCausalLM"
@@ -152,7 +152,7 @@ def test_a_pass_is_saved_where_its_guesses_are_verified(
     )
     with opened(target, same, **SIZES) as engine:
         extended = list[int]()
-        drafter = engine._executor._runner._hooks.find(Drafts).drafter  # pyright: ignore
+        drafter: Any = feature_of(engine._executor._runner, DraftModel)  # pyright: ignore
         forward = drafter._forward
         drafter._forward = lambda *given: extended.append(len(given[0])) or forward(*given)
         answer(engine, [Add(id=1, tokens=[5, 9, 8], params=Sampling(max_tokens=40, temperature=0))])

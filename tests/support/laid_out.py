@@ -18,11 +18,12 @@ from worker.features.pooling.vectors import PoolPlan
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets
-from worker.steps.batch import Batch
+from worker.steps.batch import Batch, Staged
 from worker.steps.feature import Hooks
 from worker.steps.planner import StepPlanner
+from worker.tables.positions import Columns, lay_out
 from worker.tables.slots import Slots
-from worker.tables.staging import Staging
+from worker.tables.staging import Packet, Staging
 
 BLOCKS = 10
 
@@ -47,12 +48,13 @@ class LaidOut:
     ids: Tensor
     context: ForwardContext
     sampled: SampleTargets | None
-    prompt_logprobs: list[PromptLogprobPlan]
+    prompt_logprobs: Sequence[PromptLogprobPlan]
     pooled: PoolPlan | None
 
     @classmethod
-    def of(cls, batch: Batch, pooled: PoolPlan | None) -> LaidOut:
+    def of(cls, batch: Batch) -> LaidOut:
         ids, context = batch.lay_out()
+        pooled = next((cast("Any", pool).args[0] for pool in batch.pools), None)
         return cls(ids, context, batch.sampled, batch.prompt_logprobs, pooled)
 
 
@@ -76,10 +78,13 @@ class Table:
         texts = cast("Any", Needed(needed)), (), worker_config(), 4, torch.float32, self.device.allocate
         self.pools = kind(*texts, lambda: "")
         self.pools.open(WorkerLimits(4, 4, 64, 20), self.slots, BLOCKS)
-        self.planner = StepPlanner(self.slots, BLOCKS, 100, Hooks([self.pools]))
+        self.planner = StepPlanner(self.slots, BLOCKS, 100, Hooks([self.pools]), self._begin)
         self.number = 0
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
         self.number += 1
         step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        return LaidOut.of(self.planner.plan(step, self.staging.open()), self.pools._plan)  # pyright: ignore[reportPrivateUsage]
+        return LaidOut.of(self.planner.plan(step, self.staging.open()))
+
+    def _begin(self, asked: StepInput, step: StepInput, columns: Columns, packet: Packet) -> Staged:
+        return Staged(lay_out(columns, self.slots, packet))

@@ -43,7 +43,7 @@ class Meta(Cpu):
 
     def fetch(self, values: Tensor) -> Fetch:
         assert values.device == self.target
-        return Fetch(torch.ones(values.shape, dtype=values.dtype), None)
+        return torch.ones(values.shape, dtype=values.dtype).numpy
 
 
 class _NoNumbers(TorchFunctionMode):

@@ -1,12 +1,16 @@
 """Runners of tiny checkpoints."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from sizes import worker_config
 
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from worker.runner import Runner
+from worker.steps.feature import Feature
+
+F = TypeVar("F", bound=Feature)
 
 
 def open_runner(folder: Path, **given: object) -> Runner:
@@ -20,3 +24,9 @@ def open_embedder(folder: Path) -> Runner:
     architecture = read_config(folder).architecture
     served_as = Conversion(runner="pooling", convert="embed", architecture=architecture)
     return open_runner(folder, conversion=served_as)
+
+
+def feature_of(runner: Runner, kind: type[F]) -> F:
+    """The feature of this class that a runner has."""
+    features = runner._hooks.features  # pyright: ignore[reportPrivateUsage]
+    return next(each for each in features if isinstance(each, kind))

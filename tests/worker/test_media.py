@@ -10,7 +10,7 @@ import pytest
 import torch
 from media_files import noise
 from msgspec.structs import replace
-from opened import open_runner
+from opened import feature_of, open_runner
 from pictured import (
     TEXT,
     VISION,
@@ -262,8 +262,7 @@ def test_embeddings_for_which_there_is_no_memory_are_refused(llava: Llava) -> No
 
 
 def test_the_smallest_picture_is_encoded_at_warm_up(llava: Llava, runner: Runner) -> None:
-    media = runner._hooks.find(Media)  # pyright: ignore[reportPrivateUsage]
-    assert media is not None
+    media = feature_of(runner, Media)
     with mock.patch.object(find_tower(runner._model), "encode") as encode:  # pyright: ignore[reportPrivateUsage]
         encode.return_value = iter(())
         media._steps.warm_up(llava.folder)  # pyright: ignore[reportPrivateUsage]

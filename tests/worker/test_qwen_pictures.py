@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from drawn_guesses import Draft, Writer, Written, hidden_of, none, partly_right
-from opened import open_runner
+from opened import feature_of, open_runner
 from pictured import Engine, Prompt, Prompts, assert_answers
 from qwen_pictured import FIELDS, OUTPUT, Pictured
 from ranks import Layout, Ranks, RanksOfTests
@@ -20,7 +20,6 @@ from worker.features.media.media import Media
 from worker.features.media.media_memory import row_bytes
 from worker.protocol import Encode, NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
-from worker.sampling.token_bounds import nothing_follows
 
 SIZES = {"max_num_seqs": 6, "block_size": 4, "num_gpu_blocks_override": 256, "max_model_len": 96}
 GREEDY = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
@@ -45,11 +44,11 @@ def test_answers_are_those_of_transformers(pictured: Pictured, runner: Runner, c
 def test_rows_that_deeper_layers_add_count_among_the_bytes_that_are_kept(
     pictured: Pictured, runner: Runner
 ) -> None:
-    media = runner._hooks.find(Media)  # pyright: ignore[reportPrivateUsage]
+    media = feature_of(runner, Media)
     tower = find_tower(runner._model)  # pyright: ignore[reportPrivateUsage]
-    assert media is not None and tower is not None
+    assert tower is not None
     items = encoded(pictured.prompts, pictured.asked[-1])
-    media.before(StepInput(1, [], [], fresh=True, encode=items), nothing_follows)
+    media.before(StepInput(1, [], [], fresh=True, encode=items))
     rows = media._steps._rows.values()  # pyright: ignore[reportPrivateUsage]
     each = row_bytes(tower, read_config(pictured.folder), torch.float32)
     assert sum(one.untyped_storage().nbytes() for one in rows) == each * sum(map(len, rows))

@@ -1,1 +1,1 @@
-"""The memory of what later steps read: entries of attention, and states."""
+"""The paged KV cache: how many blocks it has, and which layers share them."""

@@ -89,8 +89,7 @@ class CacheLayout:
                 shape = self._shape(layer, blocks * group.share)
                 beside = place * self._numbers(layer) // 2  # keys of a block, or values
                 _bind_layer(layer, memory, array * blocks * self._piece + beside, shape)
-        halves = memory[: blocks * self._arrays * self._piece].view(2 * self._arrays, blocks, -1)
-        return list(halves)
+        return list(memory[: blocks * self._arrays * self._piece].view(2 * self._arrays, blocks, -1))
 
     @property
     def _piece(self) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.config import ModelConfig
@@ -21,8 +23,7 @@ from models.ops.attention_inputs import CODES
 from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.config import Place, WorkerConfig
 from worker.devices.base import Device
-from worker.disk.block_files import Bytes
-from worker.host.memory import PageToucher
+from worker.host.memory import Pages
 from worker.options import WorkerOptions
 from worker.protocol import StepInput
 from worker.sampling.grouped_logits import WORKSPACE
@@ -51,37 +52,28 @@ class Cache:
     """The cache of one rank. The attention layers hold keys and values themselves."""
 
     size: CacheSize
-    page_toucher: PageToucher | None = None
+    pages: Pages = field(default_factory=Pages)
     parts: Sequence[Tensor] = ()
     """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and what features keep."""
 
-    def begin(self, kept: int = 0) -> None:
-        """Have the first pages made, for the first requests, which may find so many blocks `kept` on disk."""
-        if self.page_toucher is not None:
-            self.page_toucher.start(kept)
-
     def follow(self, step: StepInput) -> None:
         """Have pages made ahead of the blocks that a step writes."""
-        if self.page_toucher is not None:
-            self.page_toucher.follow(block for seq in step.seqs for block in seq.blocks)
-
-    def close(self) -> None:
-        if self.page_toucher is not None:
-            self.page_toucher.close()
+        for seq in step.seqs:
+            if seq.blocks:
+                self.pages.follow(seq.blocks)
 
     def make_pages(self, blocks: int) -> None:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""
-        if self.page_toucher is not None:
-            self.page_toucher.make(blocks)
+        self.pages.make(blocks)
 
     @property
-    def pieces(self) -> list[Bytes]:
+    def pieces(self) -> list[NDArray[np.uint8]]:
         """All that is kept of blocks, in the host's memory: for each part the bytes [blocks, bytes]."""
         return [part.reshape(len(part), -1).view(torch.uint8).numpy() for part in self.parts]
 
 
 def no_cache(max_model_len: int) -> Cache:
-    """The cache of an encoder: no blocks, because each sequence is computed whole."""
+    """The cache of a model that computes each sequence whole: it has no blocks."""
     return Cache(CacheSize(0, 0, max_model_len))
 
 
@@ -116,9 +108,9 @@ def size_cache(
     if minimum(-block_bytes) == 0:  # no rank caches anything: blocks are names of prefixes only
         filled = min(filled, max(per_sequence, _MOST_EMPTY_BLOCKS))
     most = asked.num_gpu_blocks_override or filled
-    blocks = nbytes // block_bytes if block_bytes else most  # a stage may have no layer that caches anything
-    if asked.num_gpu_blocks_override is None:
-        blocks = min(blocks, most)
+    blocks = (
+        min(most, nbytes // block_bytes) if block_bytes else most
+    )  # a stage may have no layer that caches
     blocks = _halved(minimum(blocks), halvings, per_sequence, block_bytes)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
@@ -137,7 +129,7 @@ def size_cache(
 
 def _asked_bytes(asked: WorkerOptions, block_bytes: int, budget: CacheBudget) -> tuple[int, str]:
     """The bytes for the cache and the option that decides: what was asked for, if the device has so much."""
-    if asked.num_gpu_blocks_override is not None:
+    if asked.num_gpu_blocks_override:
         nbytes, flag = asked.num_gpu_blocks_override * block_bytes, "--num-gpu-blocks-override"
     elif asked.kv_cache_memory_bytes is not None:
         nbytes, flag = asked.kv_cache_memory_bytes, "--kv-cache-memory-bytes"

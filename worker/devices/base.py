@@ -19,7 +19,7 @@ from models.parallel.parallel import Parallel
 from worker.capacity import CacheBudget
 from worker.config import WorkerConfig
 from worker.disk.host_copies import HostCopies
-from worker.host.memory import PageToucher
+from worker.host.memory import Pages
 from worker.ranks.process_groups import Group, Groups, Membership
 from worker.sampling.grouped_logits import Scan
 from worker.sampling.token_bounds import Forbid
@@ -136,8 +136,8 @@ class Device(Protocol):
         """Memory for a cache [nbytes] uint8. Nothing is written to it."""
         ...
 
-    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
-        """The thread that makes the pages of a cache before they are needed; None where it has them."""
+    def pages(self, parts: Sequence[Tensor], blocks: int) -> Pages:
+        """What makes the pages of a cache before they are needed, if memory does not have them yet."""
         ...
 
     def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:

@@ -17,7 +17,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
 from worker.disk.host_copies import AtOnce, HostCopies, make_copies
 from worker.host.machine import available_memory, total_memory, usable_cores
-from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
+from worker.host.memory import Pages, PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.packing import Packed
 from worker.kernels.cpu.quantization import describe_savings
@@ -107,7 +107,7 @@ class Cpu:
             record = partial(recorded, library=library, layout=layout) if groups.alone else None
             if record is not None:
                 compute.forward = record(compute.forward)
-            if (passes := compute.passes) is not None:
+            for passes in compute.passes:
                 may_record = passes.make_stream(0) is None  # recordings read tokens alone
                 passes.quicken(layout, record if may_record else None)
         return compute
@@ -146,7 +146,7 @@ class Cpu:
         """Memory in huge pages, where the system has them: all of the cache is read in each step."""
         return huge_pages(nbytes)
 
-    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
+    def pages(self, parts: Sequence[Tensor], blocks: int) -> Pages:
         return PageToucher(parts, blocks)
 
     def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:
@@ -158,7 +158,7 @@ class Cpu:
         return buffer, buffer
 
     def fetch(self, values: Tensor) -> Fetch:
-        return Fetch(values, None)
+        return values.numpy
 
     def open_group(self, member: Membership) -> Group:
         return HostGroup(member)

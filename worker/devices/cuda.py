@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
 from worker.devices.pinned import CudaLane, pin, pinned_upload
 from worker.disk.host_copies import HostCopies, make_copies
-from worker.host.memory import PageToucher
+from worker.host.memory import Pages
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
 from worker.kernels.cuda.capabilities import LEAST_BFLOAT16, Card
@@ -193,7 +194,7 @@ class Cuda:
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Replay small steps as graphs, and send plans of attention along with all others."""
-        if any(each() for each in compute.hooks.keeps_from_graphs):
+        if "source" in compute.slots.rooms:  # for which graphs have none
             return compute
         from worker.kernels.cuda.draw_kernel import draw, draw_into  # imports Triton, as `__init__` does
         from worker.kernels.cuda.steps.graph_capture import CudaCapture
@@ -258,9 +259,9 @@ class Cuda:
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
 
-    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
+    def pages(self, parts: Sequence[Tensor], blocks: int) -> Pages:
         """Return no thread: memory of the device has no pages that are made later."""
-        return None
+        return Pages()
 
     def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:
         steps, beside = torch.cuda.current_stream(self.target), torch.cuda.Stream(self.target)
@@ -278,7 +279,7 @@ class Cuda:
         host.copy_(values, non_blocking=True)
         done = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
         done.record()
-        return Fetch(host, done, self.target)
+        return partial(_await, host, done, self.target)
 
     def open_group(self, member: Membership) -> Group:
         return DeviceGroup(member)
@@ -295,6 +296,13 @@ class Cuda:
 
     def close(self) -> None:
         torch.cuda.empty_cache()
+
+
+def _await(host: Tensor, done: torch.cuda.Event, target: torch.device) -> np.ndarray:
+    """Wait for a copy, in any thread: one that names no device opens a context on the first one."""
+    torch.cuda.set_device(target)
+    done.synchronize()
+    return host.numpy()
 
 
 def most_graph_tokens(config: WorkerConfig, large: torch.device | None) -> int:

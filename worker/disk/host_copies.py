@@ -15,10 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.capacity import GIB
 from worker.disk.block_files import Bytes
 from worker.host.memory import huge_pages
 
-_CHUNK = 1 << 30
+_CHUNK = GIB
 """The bytes that are pinned at once, which takes the system some tenths of a second."""
 MOST_STAGED = 128 << 20
 """The bytes of the device's memory in which records are gathered, and those in which they come, at most."""
@@ -84,7 +85,7 @@ class PinnedRecords:
                 chunk = huge_pages(count * self.record_bytes)
                 self._unpin.append(self._pin(chunk))
             except (RuntimeError, OSError) as error:
-                held = self.ready * self.record_bytes / (1 << 30)
+                held = self.ready * self.record_bytes / GIB
                 _log.warning("--kv-offloading-size: the system pins %.2f GiB and no more: %s", held, error)
                 return
             self._chunks.append(chunk.view(count, -1))

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from worker.disk.block_files import Bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BlockMemory(Protocol):
+    """The memory of blocks."""
+
+    @property
+    def parts(self) -> Sequence[Tensor]: ...
+    @property
+    def pieces(self) -> Sequence[Bytes]: ...
+    def make_pages(self, blocks: int) -> None: ...
 
 
 class RecordMemory(Protocol):

@@ -204,3 +204,7 @@ class TieredStore:
     def _leave(self, slots: Sequence[int]) -> None:
         with self._lock:
             self._free += slots
+
+
+Store = BlockStore | HostStore | TieredStore
+"""The type of what keeps records elsewhere."""

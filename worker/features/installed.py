@@ -16,7 +16,7 @@ from worker.features.guesses.drafts import load_drafter
 from worker.features.guesses.guess_rows import Guesses
 from worker.features.media.media import Media
 from worker.features.media.sources import Sources
-from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts
+from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts, StoredTexts
 from worker.features.processors.custom_processors import Processors
 from worker.features.states.state_steps import States
 from worker.loading import Loaded
@@ -67,7 +67,9 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
 
 def _pool(loaded: Loaded) -> PooledTexts:
     config, device, options = loaded.config, loaded.device, loaded.options
-    kind = PooledTexts if loaded.model.causal else EncodedTexts
+    kind = EncodedTexts
+    if loaded.model.causal:
+        kind = StoredTexts if whole_tasks(loaded.tasks, loaded.model.pooler) else PooledTexts
     return kind(
         loaded.model.pooler,
         loaded.tasks,

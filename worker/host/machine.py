@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from worker.capacity import GIB
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Physical cores, not hyper-threads, within the affinity mask and the cgroup's quota; at least 1."""
@@ -90,8 +92,8 @@ def why_too_few_addresses() -> str | None:
     if limit is None or limit >= LEAST_ADDRESSES:
         return None
     return (
-        f"a process may have {limit / _GIB:.2f} GiB of addresses (ulimit -v), and an engine without a model "
-        f"takes {LEAST_ADDRESSES / _GIB:.1f}: raise the limit, or set none (ulimit -v unlimited)"
+        f"a process may have {limit / GIB:.2f} GiB of addresses (ulimit -v), and an engine without a model "
+        f"takes {LEAST_ADDRESSES / GIB:.1f}: raise the limit, or set none (ulimit -v unlimited)"
     )
 
 
@@ -201,7 +203,6 @@ def _text(path: Path) -> str | None:
 
 LEAST_ADDRESSES = 1200 << 20
 """Bytes of addresses below which an engine on a CPU never starts: its libraries map so much."""
-_GIB = 1 << 30
 _NOT_MAPPED = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new")
 """Words of the system, of its loader, of torch and of Python."""
 _NO_MEMORY = ("OutOfMemoryError", "allocate memory", "out of memory")
@@ -229,12 +230,12 @@ def explain_shortage(error: Exception) -> str | None:
     # Libraries that get no addresses fail in ways of their own.
     if limit is not None and (ran_out or not isinstance(error, (ValueError, OSError))):
         return (
-            f"this process may have {limit / _GIB:.2f} GiB of addresses (ulimit -v), and they are used up; "
-            f"libraries alone take {LEAST_ADDRESSES / _GIB:.1f}: raise the limit, or set none"
+            f"this process may have {limit / GIB:.2f} GiB of addresses (ulimit -v), and they are used up; "
+            f"libraries alone take {LEAST_ADDRESSES / GIB:.1f}: raise the limit, or set none"
         )
     if ran_out:
         return (
-            f"memory ran out, with {available_memory() / _GIB:.1f} GiB available now: take a smaller model, "
+            f"memory ran out, with {available_memory() / GIB:.1f} GiB available now: take a smaller model, "
             "or lower --kv-cache-memory-bytes or --max-num-seqs"
         )
     return None

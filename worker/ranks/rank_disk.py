@@ -11,7 +11,7 @@ from worker.disk.block_read import BlockRead
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
 
 if TYPE_CHECKING:  # a rank's process listens before it loads torch, which stores import
-    from worker.disk.opening import Store
+    from worker.disk.tiered_store import Store
 
 
 class RankDisk:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +36,7 @@ class SampleTargets:
 
     last: Tensor | None  # [R] index of each row's last token in the step; None: they are all its tokens
     flat: Tensor  # [R] flat indices of the new tokens in the table of tokens; none where a recording has them
-    rows: list[int]  # index of each row in StepInput.seqs
+    rows: Sequence[int]  # index of each row in StepInput.seqs
     plan: SamplingPlan
     bound: dict[int, list[int]]
     """slot -> its rows of the logits, for those whose bounds follow the step: of its token, of each guess."""
@@ -106,18 +106,19 @@ def sample(
     `forbid` writes bounds into them. `process` changes what penalties leave -> `SampledTokens.failed`.
     """
     logits = logits.contiguous()
-    asked = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
-    told = [told_logprobs(each, wanted.told) for each, wanted in zip(asked, plan.logprobs, strict=True)]
+    asked, told = list[Tensor](), list[Tensor]()
+    for wanted in plan.logprobs:
+        asked.append(logits[wanted.rows])  # copies, before anything is masked
+        told.append(told_logprobs(asked[-1], wanted.told))
     if forbid is not None:
         forbid(logits)
     if plan.masks is not None:
         plan.masks.apply(logits, tokens)
     for rules in plan.timestamps:
         rules.apply(logits, tokens)
-    asked = [
-        logits[wanted.rows] if wanted.masked else each
-        for each, wanted in zip(asked, plan.logprobs, strict=True)
-    ]
+    for at, wanted in enumerate(plan.logprobs):
+        if wanted.masked:
+            asked[at] = logits[wanted.rows]
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
     failed = {} if process is None else process(logits)
@@ -125,11 +126,8 @@ def sample(
     sampled = grouped.best[0]  # [R] the likeliest tokens, overwritten where a row is drawn at random
     for draws in plan.draws:
         sampled[draws.rows] = draw(grouped, draws).int()
-    return SampledTokens(
-        packed=grouped.best,
-        logprobs=[
-            torch.cat([logprob_table(each, sampled[wanted.rows].long(), wanted.count), beside], 1)
-            for each, beside, wanted in zip(asked, told, plan.logprobs, strict=True)
-        ],
-        failed=failed,
-    )
+    tables = list[Tensor]()
+    for each, beside, wanted in zip(asked, told, plan.logprobs, strict=True):
+        own = logprob_table(each, sampled[wanted.rows].long(), wanted.count)
+        tables.append(torch.cat([own, beside], 1))
+    return SampledTokens(grouped.best, tables, failed)

@@ -28,24 +28,6 @@ def nothing_follows() -> StepBounds:
     raise ValueError("a step has bound rows, and nobody tells their bounds")
 
 
-class BoundsReader:
-    """Finds the bounds of each step among all that come."""
-
-    def __init__(self) -> None:
-        self._early: StepBounds | None = None
-        """The last that were read, if they are those of a later step."""
-
-    def read(self, number: int, following: NextBounds) -> StepBounds:
-        """The bounds of step `number`. Those of earlier steps, which broke before they asked, are dropped."""
-        told, self._early = self._early or following(), None
-        while told.number < number:
-            told = following()
-        if told.number > number:
-            self._early = told
-            raise ValueError(f"step {number} got no bounds: those of step {told.number} came")
-        return told
-
-
 @dataclass(frozen=True, slots=True)
 class RowBits:
     """The bounds of some rows of logits, as bits: 1 where a token may be sampled."""

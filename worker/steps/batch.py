@@ -6,14 +6,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from models.pooling.pooler import SparseWeights
 from worker.protocol import StepInput, StepOutput, Task
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampledTokens, SampleTargets
-from worker.tables.positions import StepTokens
-from worker.tables.recorded_forms import Form, MixedForm
+from worker.sampling.token_bounds import NextBounds
+from worker.tables.positions import Columns, StepTokens
+from worker.tables.staging import Packet
+
+Write = Callable[[], None]
+"""The type of a function that writes what a packet brings into the tables, once that is on the device."""
+Tell = Callable[[StepOutput], StepOutput]
+"""The type of a function that completes the output of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The tokens of a step in its packet, in the way that a device has chosen for it."""
+
+    lay_out: Callable[[], StepTokens]
+    """The function that lays the tokens out on the device, once the packet is sent and the tables written."""
+    brings_blocks: bool = False
+    """Whether new blocks are sent with the tokens already."""
+    sampled: SampleTargets | None = None
+    """The rows that sample, if the device chooses their tokens by itself."""
+    words: Sequence[tuple[ArrayLike, ArrayLike]] = ()
+    """Places in the memory of all tables, and words that are written there together with new tokens."""
+
+
+Begin = Callable[[StepInput, StepInput, Columns, Packet], Staged]
+"""The type of a function that begins the packet of a step, given as the engine sent it and as computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +49,27 @@ class Batch:
     """The step as it is computed, in which a sequence may have several rows."""
     asked: StepInput
     """The step as the engine has sent it: the same one unless features have given it more rows."""
-    lay_out: Callable[[], StepTokens]
-    """The function that writes the tables and lays the tokens out, on the device. It is called once."""
+    staged: Staged
     sampled: SampleTargets | None
-    prompt_logprobs: list[PromptLogprobPlan]
-    form: Form | MixedForm | None = None
-    """The recorded form in which the step is sent. It is laid out, then, by the recording."""
+    prompt_logprobs: Sequence[PromptLogprobPlan]
+    following: NextBounds
+    """The function that waits for what is told of the step later."""
+    writes: Sequence[Write] = ()
+    pools: Sequence[Pool] = ()
+    tells: Sequence[Tell] = ()
+
+    def lay_out(self) -> StepTokens:
+        """Write the tables and lay the tokens out, on the device. It is called once."""
+        for write in self.writes:
+            write()
+        return self.staged.lay_out()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    hidden: Tensor  # [T, H] the last hidden states, or what the next stage gets
+    hidden: Tensor  # [T, H] what the last layer gives, or what the next stage gets
     tokens: SampledTokens | None
-    prompt_tables: list[Tensor]  # one for each of Batch.prompt_logprobs
+    prompt_tables: Sequence[Tensor]  # one for each of Batch.prompt_logprobs
     landed: Callable[[], None] | None = None
     """What is left to be done when the sampled tokens are in the table, in a stage before the last one."""
 
@@ -58,6 +91,10 @@ class PooledVectors:
     rows: list[PooledRow] = field(default_factory=list[PooledRow])
     vectors: list[Tensor] = field(default_factory=list[Tensor])  # float32 [D] or [K, D] each
     failed: dict[int, str] = field(default_factory=dict[int, str])  # index -> why
+
+
+Pool = Callable[[Batch, Outcome, PooledVectors], None]
+"""The type of a function that adds the vectors of the sequences that a step completes."""
 
 
 class Launched(Protocol):

@@ -11,26 +11,27 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from models.context import ForwardContext, use_context
+from models.context import ForwardContext, compute_in
 from models.model import Forward, ServedModel, stream_size
+from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import Stage
 from worker.sampling.grouped_logits import Scan
 from worker.sampling.logprobs import prompt_logprob_table, rows_at_once
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
-from worker.steps.batch import Batch, Outcome
+from worker.steps.batch import Batch, Outcome, Staged
 from worker.steps.feature import Hooks, Passes
-from worker.tables.positions import LayOut, lay_out
-from worker.tables.recorded_forms import Forms
+from worker.tables.positions import Columns, LayOut, lay_out
 from worker.tables.slots import Slots
+from worker.tables.staging import Packet
 
 
 class Computing(Protocol):
     """The type of `Compute`, and of what a device puts in its place."""
 
-    lay_out: LayOut
-    forms: Forms | None
-    """The recordings for which steps may be planned."""
+    def begin(self, asked: StepInput, step: StepInput, columns: Columns, packet: Packet) -> Staged:
+        """Begin the packet of a step, which the engine has sent as `asked`."""
+        ...
 
     def __call__(self, batch: Batch) -> Outcome: ...
 
@@ -63,7 +64,7 @@ def unread(step: ForwardContext) -> UnreadStep:
     """The same step with lengths that must not be read on the host."""
     unread_step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
     unread_step.others = [unread(each) for each in step.others]
-    unread_step.source = None if step.source is None else unread(step.source)
+    unread_step.source = step.source and unread(step.source)
     return unread_step
 
 
@@ -84,63 +85,56 @@ class Compute:
     kills: int = 0
     """How many workers were killed in this one's place because memory ran out."""
     lay_out: LayOut = lay_out
-    forms: Forms | None = None
     urgent: int = 0
 
     def __post_init__(self) -> None:
         self.forward: Forward = self.model.forward
-        if self.stage is not None:
+        if self.stage:
             self.stage.width = stream_size(self.model, self.stage.width)
-
-    @property
-    def passes(self) -> Passes | None:
-        """The forward passes of a feature, which a device may record beside the model's."""
-        return next((found for each in self.hooks.passes if (found := each()) is not None), None)
-
-    @property
-    def ends_model(self) -> bool:
+        self.ends_model = self.stage.last if self.stage else True
         """Whether this computes the last layers, after which tokens are sampled and texts pooled."""
-        return self.stage is None or self.stage.last
+
+    @property
+    def passes(self) -> list[Passes]:
+        """The forward passes of features, which a device may record beside the model's."""
+        return [each() for each in self.hooks.passes]
+
+    def begin(self, asked: StepInput, step: StepInput, columns: Columns, packet: Packet) -> Staged:
+        return Staged(self.lay_out(columns, self.slots, packet))
 
     def __call__(self, batch: Batch) -> Outcome:
         ids, context = batch.lay_out()
-        stream = self.stage.open_stream(len(ids)) if self.stage else None
+        stream = self.stage.open_stream(ids.shape[0]) if self.stage else None
         if self.stage and stream is not None:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, stream)
-        return self.follow(batch, ids, context, self.finish(batch, hidden, context))
-
-    def follow(self, batch: Batch, ids: Tensor, context: ForwardContext, outcome: Outcome) -> Outcome:
-        """Have features compute what follows a step of these tokens [T]."""
+        outcome = self.finish(batch, hidden, context)
         for follow in self.hooks.follow:
             outcome = follow(batch, ids, context, outcome)
         return outcome
 
     def finish(self, batch: Batch, hidden: Tensor, context: ForwardContext) -> Outcome:
-        """Compute what follows the last hidden states [T, H] of a step."""
+        """Compute what follows the layers of a step, from what the last of them gives [T, H]."""
         if not self.ends_model:
             return Outcome(hidden, None, [])
-        tables = self.report_prompts(batch, hidden, context)
-        if batch.sampled is None:
+        tables = self.report_prompts(batch, hidden, context) if batch.prompt_logprobs else []
+        if not batch.sampled:
             return Outcome(hidden, None, tables)
         logits = self.logits(hidden, batch.sampled.last, context)
         return Outcome(hidden, self.choose(logits, batch, batch.sampled), tables)
 
     def logits(self, hidden: Tensor, chosen: Tensor | slice | None, context: ForwardContext) -> Tensor:
-        """The logits of chosen rows of the hidden states [T, H] of a step, or of all."""
+        """The logits of chosen tokens of a step, or of all, by what the last layer gives [T, H]."""
         for prepare in self.hooks.before_logits:
             prepare(context, chosen)
         return self.model.logits(hidden if chosen is None else hidden[chosen])
 
     def report_prompts(self, batch: Batch, hidden: Tensor, context: ForwardContext) -> list[Tensor]:
         """The logprobs of prompts, one table for each of Batch.prompt_logprobs."""
-
-        def logits_of(rows: slice) -> Tensor:
-            return self.logits(hidden, rows, context)
-
-        size = rows_at_once(self.vocab_size, self.kills)
+        tokens, size = self.slots.tokens, rows_at_once(self.vocab_size, self.kills)
         return [
-            prompt_logprob_table(plan, self.slots.tokens, logits_of, size) for plan in batch.prompt_logprobs
+            prompt_logprob_table(plan, tokens, lambda rows: self.logits(hidden, rows, context), size)
+            for plan in batch.prompt_logprobs
         ]
 
     def prepare(self) -> bool:
@@ -150,15 +144,11 @@ class Compute:
         """Do nothing: there are no recordings."""
 
     def compute_hidden(self, ids: Tensor, context: ForwardContext, stream: Tensor | None = None) -> Tensor:
-        """The last hidden states [T, H]. `stream` [T, width]: the stage before's."""
-        hidden = self._run_forward(ids, context, stream)
+        """What the last layer gives [T, H]. `stream` [T, width]: the stage before's."""
+        hidden = compute_in(context, self.forward, ids, context.positions, stream)
         for keep in self.hooks.keep:
             keep(hidden, context)
         return hidden
-
-    def _run_forward(self, ids: Tensor, context: ForwardContext, stream: Tensor | None) -> Tensor:
-        with use_context(context):
-            return self.forward(ids, context.positions, stream)
 
     def choose(self, logits: Tensor, batch: Batch, targets: SampleTargets) -> SampledTokens:
         """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""

@@ -18,18 +18,15 @@ from models.context import ForwardContext
 from models.layers.attention import CachedAttention
 from models.model import Forward
 from worker.capacity import CacheBudget, WorkerLimits
-from worker.disk.opening import BlockMemory, Store
-from worker.protocol import NewSeq, StepInput, StepOutput
+from worker.disk.record_memory import BlockMemory
+from worker.disk.tiered_store import Store
+from worker.protocol import NewSeq, StepInput
 from worker.sampling.sampler import SampleTargets
-from worker.sampling.token_bounds import NextBounds
-from worker.steps.batch import Batch, Launched, Outcome, PooledVectors
-from worker.tables.positions import Columns, LayOut
+from worker.steps.batch import Batch, Launched, Outcome, Pool, Tell
+from worker.tables.positions import Columns, LayOut, Read
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 from worker.worker_facts import WorkerFacts
-
-Show = Callable[[ForwardContext], None]
-"""The type of a function that shows a model what it reads beside tokens, once that is on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +41,14 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What a step reads beside its tokens and their places."""
+class AddedRows:
+    """A step to which a feature has added rows, in each of which one more token is computed and sampled."""
 
-    stage: Callable[[Packet], Show]
-    """The function that sends it with a step that is no recorded one."""
-    in_recording: bool = False
-    """Whether a recorded step of single tokens has it all by itself."""
+    step: StepInput
+    texts: Sequence[tuple[int, int, Sequence[int]]]
+    """The tokens of these rows: the slot, the position of the first, and the tokens."""
+    tell: Tell
+    """The function that makes an output for the rows of the engine's step from one for all rows."""
 
 
 class Passes(Protocol):
@@ -109,8 +107,9 @@ class Feature:
         """Complete what the worker tells of itself."""
         return facts
 
-    def warm_up(self) -> None:
-        """Do what is slow when it is done for the first time."""
+    def warm_up(self, steps: list[StepInput]) -> list[StepInput]:
+        """Do what is slow when it is done for the first time, and complete the first steps."""
+        return steps
 
     def begin(self) -> None:
         """Begin work beside steps: the first steps are done, and requests follow."""
@@ -119,40 +118,31 @@ class Feature:
         """Return the methods, by name, that an engine may call between steps."""
         return {}
 
-    def passes(self) -> Passes | None:
+    def passes(self) -> Passes:
         """Return forward passes of the feature, which a device may record as it records the model's."""
-
-    def keeps_from_graphs(self) -> bool:
-        """Say whether steps read what no CUDA graph can have."""
-        return False
+        raise NotImplementedError
 
     def close(self) -> None:
         """End threads, and give memory of the host back."""
 
     # A step begins, and is planned.
 
-    def before(self, step: StepInput, following: NextBounds) -> None:
-        """Do what comes before a step. `following` waits for what is told of it later."""
+    def before(self, step: StepInput) -> None:
+        """Do what comes before a step."""
 
     def admit(self, new: NewSeq) -> None:
         """Note a sequence that has got a slot."""
 
-    def add_rows(self, step: StepInput) -> StepInput:
-        """Return the step with a row for all that is computed. Raise ValueError if it asks for too much."""
-        return step
+    def add_rows(self, step: StepInput) -> AddedRows | None:
+        """Give a step the rows that it asks for; None: it asks for none. Raise ValueError if for too many."""
 
-    def texts(self, step: StepInput) -> list[tuple[int, int, Sequence[int]]]:
-        """Return the tokens of rows that were added: the slot, the first position, the tokens."""
-        return []
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
+        """Tell what a step, given as the engine sent it, reads beside tokens because of the feature."""
+        return ()
 
-    def lay(self, columns: Columns, step: StepInput) -> None:
-        """Complete the columns of a step, which every layout of its tokens reads."""
-
-    def read(self, columns: Columns, step: StepInput) -> Read | None:
-        """Tell what a step reads beside tokens because of the feature."""
-
-    def stage(self, columns: Columns, step: StepInput, packet: Packet) -> None:
-        """Send what the feature computes with behind the model."""
+    def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
+        """Send what the feature pools with behind the model, and return the function that does."""
+        return ()
 
     # A step is computed.
 
@@ -175,11 +165,9 @@ class Feature:
 
     # Its output is told.
 
-    def pool(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
-        """Add the vectors of the sequences that a step completes."""
-
-    def tell(self, batch: Batch) -> Callable[[StepOutput], StepOutput] | None:
-        """Return what completes the output of a step that has been computed; None: nothing has to."""
+    def tell(self, batch: Batch) -> Sequence[Tell]:
+        """Return what completes the output of a step that has been computed."""
+        return ()
 
     def finish(self, step: StepInput, launched: Launched) -> Launched:
         """Do what a step is followed by, before another one begins."""
@@ -188,7 +176,6 @@ class Feature:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_F = TypeVar("_F", bound=Feature)
 
 
 class Hooks:
@@ -210,27 +197,19 @@ class Hooks:
         self.begin = self._overriding(Feature.begin)
         self.methods = self._overriding(Feature.methods)
         self.passes = self._overriding(Feature.passes)
-        self.keeps_from_graphs = self._overriding(Feature.keeps_from_graphs)
         self.close = self._overriding(Feature.close)
         self.before = self._overriding(Feature.before)
         self.admit = self._overriding(Feature.admit)
         self.add_rows = self._overriding(Feature.add_rows)
-        self.texts = self._overriding(Feature.texts)
-        self.lay = self._overriding(Feature.lay)
         self.read = self._overriding(Feature.read)
-        self.stage = self._overriding(Feature.stage)
+        self.plan_pools = self._overriding(Feature.plan_pools)
         self.keep = self._overriding(Feature.keep)
         self.before_logits = self._overriding(Feature.before_logits)
         self.forbid = self._overriding(Feature.forbid)
         self.process = self._overriding(Feature.process)
         self.follow = self._overriding(Feature.follow)
-        self.pool = self._overriding(Feature.pool)
         self.tell = self._overriding(Feature.tell)
         self.finish = self._overriding(Feature.finish)
-
-    def find(self, kind: type[_F]) -> _F | None:
-        """Find the installed feature of a class, for whoever owns the worker."""
-        return next((each for each in self.features if isinstance(each, kind)), None)
 
     def _overriding(self, hook: Callable[Concatenate[Any, _P], _R]) -> tuple[Callable[_P, _R], ...]:
         name = hook.__name__

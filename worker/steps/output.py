@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -15,30 +15,13 @@ from torch import Tensor
 from models.pooling.pooler import SparseWeights
 from worker.protocol import StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
-from worker.steps.batch import Batch, Outcome, PooledRow, PooledVectors
+from worker.steps.batch import Batch, Outcome, PooledRow, PooledVectors, Tell
 
-Tell = Callable[[StepOutput], StepOutput]
-"""The type of a function that completes an output."""
+Fetch = Callable[[], np.ndarray]
+"""The type of a function that waits for values on their way to the host, and returns them."""
 
 NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Values on their way to the host."""
-
-    host: Tensor
-    done: torch.cuda.Event | None
-    target: torch.device | None = None
-    """The device of the event."""
-
-    def wait(self) -> np.ndarray:
-        if self.done is not None:
-            if self.target is not None:  # a thread that names no device opens a context on the first one
-                torch.cuda.set_device(self.target)
-            self.done.synchronize()
-        return self.host.numpy()
 
 
 class OutputDevice(Protocol):
@@ -56,21 +39,24 @@ def fetch_output(
     device: OutputDevice, batch: Batch, outcome: Outcome, pooled: PooledVectors, tells: Sequence[Tell]
 ) -> StepHandle:
     """Start the one copy to the host. Slots may have other sequences when the handle is read."""
-    tokens = outcome.tokens
-    tables = [*(tokens.logprobs if tokens else []), *outcome.prompt_tables]
-    parts = [part.flatten() for part in ([tokens.packed, *tables] if tokens else tables)]
-    if pooled.vectors:
-        parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
+    parts, tables, failed = list[Tensor](), [*outcome.prompt_tables], pooled.failed
+    if tokens := outcome.tokens:
+        parts.append(tokens.packed)
+        tables[:0] = tokens.logprobs
+        if tokens.failed and batch.sampled:
+            failed = failed | {batch.sampled.rows[row]: reason for row, reason in tokens.failed.items()}
+    parts += tables
+    vectors = list[tuple[PooledRow, tuple[int, ...]]]()
+    for row, own in zip(pooled.rows, pooled.vectors, strict=True):
+        vectors.append((row, tuple(own.shape)))
+    if vectors:
+        parts.append(torch.cat([*map(torch.flatten, pooled.vectors)]).view(torch.int32))
     if not parts:
-        parts = [torch.empty(0, dtype=torch.int32, device=device.target)]
-    packed = torch.cat(parts) if len(parts) > 1 else parts[0]
-    shapes = [(table.shape[0], table.shape[1]) for table in tables]
-    vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
-    failed = dict(pooled.failed)
-    if tokens is not None and batch.sampled is not None:
-        failed |= {batch.sampled.rows[row]: reason for row, reason in tokens.failed.items()}
-    compiled = device.kernel_compilations
-    return StepHandle(batch, shapes, vectors, failed, compiled, tells, device.fetch(packed))
+        parts.append(torch.empty(0, dtype=torch.int32, device=device.target))
+    packed = torch.cat([*map(torch.flatten, parts)]) if len(parts) > 1 else parts[0].flatten()
+    shapes = [(table.shape[0], table.shape[1]) for table in tables] if tables else ()
+    given = shapes, vectors, failed, device.kernel_compilations, tells
+    return StepHandle(batch, *given, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +64,11 @@ class StepHandle:
     """A step under way, with all that reading its output needs."""
 
     _batch: Batch
-    _shapes: list[tuple[int, int]]
-    _vectors: list[tuple[PooledRow, tuple[int, ...]]]
+    _shapes: Sequence[tuple[int, int]]
+    """The shapes of tables of log-probabilities."""
+    _vectors: Sequence[tuple[PooledRow, tuple[int, ...]]]
     """The shape of the vectors of each pooled sequence, of which those of other outputs follow the first."""
-    _refused: dict[int, str]
+    _refused: Mapping[int, str]
     _compiled: int
     """How many kernels the worker has compiled so far."""
     _tells: Sequence[Tell]
@@ -89,35 +76,32 @@ class StepHandle:
 
     def result(self) -> StepOutput:
         """Wait for the output of this step, but not for later steps."""
-        words = self._fetch.wait()
-        step, targets = self._batch.step, self._batch.sampled
-        seqs, rows = step.seqs, targets.rows if targets else []
-        tokens = [-1] * len(seqs)
-        failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
-        chosen, finite = words[: len(rows)].tolist(), words[len(rows) : 2 * len(rows)].tolist()
+        words, batch = self._fetch(), self._batch
+        seqs, rows = batch.step.seqs, batch.sampled.rows if batch.sampled else ()
+        count, tokens, failed = len(rows), [-1] * len(seqs), dict[int, str]()
+        chosen, finite = words[:count].tolist(), words[count : 2 * count].tolist()
         for row, token, good in zip(rows, chosen, finite, strict=True):
             tokens[row] = token if good else -1
-
-        tables = self._tables(words[2 * len(rows) :])
-        pooled = self._pooled(words, failed)
-        output = StepOutput(
-            number=step.number,
-            tokens=tokens,
-            logprobs=self._logprobs(tables),
-            prompt_logprobs={
-                wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs
-            },
-            failed=failed,
-            pooled=pooled,
-            kernel_compilations=self._compiled,
-        )
+        for row, reason in self._refused.items():
+            failed[seqs[row].slot] = reason
+        output = StepOutput(batch.step.number, tokens, [], {}, failed, kernel_compilations=self._compiled)
+        if self._shapes or self._vectors:
+            output = self._complete(output, words, 2 * count)
         for tell in self._tells:
             output = tell(output)
         if all(finite):
             return output
-        sampling = zip(self._batch.asked.seqs, output.tokens, strict=True)
+        sampling = zip(batch.asked.seqs, output.tokens, strict=True)
         wrong = {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0}
         return msgspec.structs.replace(output, failed=wrong | output.failed)
+
+    def _complete(self, output: StepOutput, words: np.ndarray, start: int) -> StepOutput:
+        """Add the log-probabilities and the vectors behind the first words."""
+        tables, failed = self._tables(words[start:]), dict(output.failed)
+        logprobs = self._logprobs(tables)
+        prompts = {wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs}
+        given = {"logprobs": logprobs, "prompt_logprobs": prompts, "pooled": self._pooled(words, failed)}
+        return msgspec.structs.replace(output, **given, failed=failed)
 
     def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:
         start = 0
@@ -141,11 +125,11 @@ class StepHandle:
             elif slot in failed:  # by another of its outputs
                 continue
             else:
-                if row.sparse is not None:
+                if row.sparse:
                     vectors = sparse_vectors(numbers, row.tokens, row.sparse)
                 else:
                     vectors = Vectors(data=numbers.tobytes(), shape=shape)
-                if row.task is None:
+                if not row.task:
                     pooled[slot] = vectors
                 else:
                     first = pooled[slot]
@@ -154,7 +138,7 @@ class StepHandle:
 
     def _logprobs(self, tables: Iterator[np.ndarray]) -> list[TokenLogprobs | None]:
         sampled = self._batch.sampled
-        if sampled is None or not sampled.plan.logprobs:
+        if not (sampled and sampled.plan.logprobs):
             return []
         entries: list[TokenLogprobs | None] = [None] * len(self._batch.step.seqs)
         for wanted in sampled.plan.logprobs:

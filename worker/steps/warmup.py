@@ -15,8 +15,8 @@ from worker.worker_facts import WorkerFacts
 TOKENS = 16
 
 
-def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[StepInput]:
-    """A prefill, a decode and a text to be pooled, as far as offered; `replicas` take the same steps."""
+def warm_up_steps(facts: WorkerFacts, slot: int) -> list[StepInput]:
+    """A prefill, a decode and a text to be pooled, as far as they are offered."""
     steps: list[StepInput] = []
     if samples(facts.tasks):
         length = min(TOKENS, facts.max_model_len - 1)
@@ -30,9 +30,7 @@ def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[Step
         if params.task == "ner":  # a label, and a word
             params = replace(params, spans=((0, 1), (length - 1, length)), labels=1)
         steps.append(_first_step(facts, slot, length, length, params))
-    if replicas == 1:
-        return steps
-    return [replace(step, replica_tokens=[step.seqs[0].count] * replicas) for step in steps]
+    return steps
 
 
 def _first_step(
@@ -48,7 +46,7 @@ def _first_step(
     return StepInput(number=0, new=[new], seqs=[seq])
 
 
-def warm_up(
+def take_first_steps(
     steps: Sequence[StepInput], take: Callable[[StepInput], StepOutput], dtype: str
 ) -> tuple[tuple[int, float], ...]:
     """Take steps -> tokens and seconds of each. Raises ValueError if results are not finite."""

@@ -4,9 +4,40 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.context import AdapterRows, ForwardContext
+from worker.tables.positions import Show
+from worker.tables.staging import Packet
 
 Run = tuple[int, int, int]
 """The number of an adapter, the first token of a step that has it, and the count of those in one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReads:
+    """What a step reads of adapters, if some tokens have one: it is in all recordings of such steps."""
+
+    runs: Sequence[Run]
+    tokens: int
+    in_single: bool = True
+    in_mixed: bool = True
+
+    def stage(self, packet: Packet) -> Show:
+        words = packet.ints(np.array(numbers_of(self.runs, self.tokens)))
+        numbers, runs = words[: self.tokens], words[self.tokens :]
+
+        def show(context: ForwardContext) -> None:
+            if (known := context.adapters) is None:
+                context.adapters = AdapterRows(numbers, runs, self.runs)
+                return
+            known.numbers.copy_(numbers)  # recordings of small steps read them there
+            known.runs[: len(runs)] = runs
+            known.host = self.runs
+
+        return show
 
 
 def numbers_of(runs: Sequence[Run], tokens: int) -> array[int]:

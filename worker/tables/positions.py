@@ -8,42 +8,100 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from typing import Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from models.context import AdapterRows, ForwardContext, StateRows
-from models.state_rows import StateRow, state_columns
+from models.context import ForwardContext
 from worker.protocol import SeqStep
-from worker.tables.adapter_rows import Run, numbers_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
+
+Show = Callable[[ForwardContext], None]
+"""The type of a function that shows a model what it reads beside tokens, once that is on the device."""
+
+
+class Read(Protocol):
+    """What a step reads beside its tokens and their places, because of a feature."""
+
+    @property
+    def in_single(self) -> bool:
+        """Whether recorded steps of single tokens have it all by themselves."""
+        ...
+
+    @property
+    def in_mixed(self) -> bool:
+        """Whether recorded steps of any rows have."""
+        ...
+
+    def stage(self, packet: Packet) -> Show:
+        """Send it with a step that is no recorded one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRead:
+    """A read that is in no recorded step."""
+
+    stage: Callable[[Packet], Show]
+    in_single: bool = False
+    in_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TypeReads:
+    """The types of tokens, which tell the second texts of pairs from the first."""
+
+    types: Sequence[int]  # [T]: 1 in the second text of a pair, else 0
+    in_single: bool = False
+    in_mixed: bool = True
+
+    def stage(self, packet: Packet) -> Show:
+        types = packet.ints(self.types)
+
+        def show(context: ForwardContext) -> None:
+            context.token_types = types.long()
+
+        return show
+
+
+_R = TypeVar("_R", bound=Read)
 
 
 @dataclass(slots=True)
 class Columns:
-    """What layouts read of a step: the fields of StepInput.seqs as lists, and what features add to them."""
+    """What layouts read of a step: the fields of StepInput.seqs as lists, and what is read beside them."""
 
     slots: list[int]  # [B]
     starts: list[int]  # [B]
     counts: list[int]  # [B]
     ends: list[int]  # [B] tokens of each sequence once the step is done
     query_starts: list[int]  # [B + 1]
-    states: list[StateRow] = field(default_factory=list[StateRow])  # [B]; nothing if no layer has states
-    adapters: list[Run] = field(default_factory=list[Run])  # nothing if no token has one
-    types: list[int] | None = None  # [T]: 1 in the second text of a pair, else 0; None: all are 0
+    sampling: Sequence[int] = ()  # the rows that sample
+    pooling: Sequence[int] = ()  # the rows that complete a sequence to be pooled
+    reads: list[Read] = field(default_factory=list[Read])
 
     @classmethod
     def of(cls, seqs: Sequence[SeqStep]) -> Columns:
-        counts = [seq.count for seq in seqs]
-        return cls(
-            slots=[seq.slot for seq in seqs],
-            starts=[seq.start for seq in seqs],
-            counts=counts,
-            ends=[seq.start + seq.count for seq in seqs],
-            query_starts=[0, *accumulate(counts)],
-        )
+        rows, end, samples, pools = len(seqs), 0, 0, 0
+        columns = cls([0] * rows, [0] * rows, [0] * rows, [0] * rows, [0] * (rows + 1))
+        for row, seq in enumerate(seqs):
+            end += seq.count
+            columns.slots[row], columns.starts[row], columns.counts[row] = seq.slot, seq.start, seq.count
+            columns.ends[row], columns.query_starts[row + 1] = seq.start + seq.count, end
+            samples += seq.samples
+            pools += seq.pools
+        if samples:
+            every = range(rows)
+            columns.sampling = every if samples == rows else [row for row in every if seqs[row].samples]
+        if pools:
+            columns.pooling = [row for row in range(rows) if seqs[row].pools]
+        return columns
+
+    def find(self, kind: type[_R]) -> _R | None:
+        """Find what the step reads of some kind."""
+        return next((each for each in self.reads if isinstance(each, kind)), None)
 
 
 StepTokens = tuple[Tensor, ForwardContext]
@@ -59,11 +117,8 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
-    runs = columns.adapters
-    adapters = packet.ints(np.array(numbers_of(runs, len(rows)))) if runs else None
-    types = None if columns.types is None else packet.ints(columns.types)
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
-    state_table = packet.ints(np.array(state_columns(columns.states)).ravel()) if columns.states else None
+    shows = [read.stage(packet) for read in columns.reads]
 
     def finish() -> StepTokens:
         positions, query_starts, kv_lens = staged
@@ -89,12 +144,9 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
 
         ids = slots.tokens[row_slots[row_of], positions].long()
         context = of_group(slots.block_table)
-        if state_table is not None:
-            context.states = StateRows(state_table.view(-1, len(counts)), columns.states)
-        if adapters is not None:
-            context.adapters = AdapterRows(adapters[: len(positions)], adapters[len(positions) :], runs)
-        context.token_types = None if types is None else types.long()
         context.others = [of_group(table) for table in slots.block_tables[1:]]
+        for show in shows:
+            show(context)
         return ids, context
 
     return finish

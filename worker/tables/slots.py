@@ -44,17 +44,15 @@ class Slots:
         paged: bool = True,
         shares: Sequence[int] = (1,),
     ) -> None:
-        """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
+        """`paged`: sequences have cache blocks, which those that are computed whole do without.
 
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
         """
         self.count = self.dummy = count
         self.groups, self._shares = len(shares), shares
         self.max_len, self.block_size, self.paged = max_len, block_size, paged
-        self.has_states = self.adapts = False
-        """Whether features fill these fields of `Columns`, for which recorded steps have room."""
-        self.source_blocks = 0
-        """The blocks of the longest source, for which recorded steps have room, too."""
+        self.rooms: dict[str, int] = {}
+        """What recorded steps have room for beside tokens, by the names of features, and its size."""
         self.changes_logits = False
         """Whether a feature changes the logits of all rows, so that no recording may choose tokens."""
         rows = count + 1
@@ -84,7 +82,7 @@ class Slots:
         self.penalised, self.logprobs = np.zeros((2, rows), bool)
         self.demanding: set[int] = set()
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
-        self.wants_prompt_logprobs: set[int] = set()  # slots that ask for them
+        self.prompt_logprobs: dict[int, int] = {}  # slot -> the likeliest tokens told beside its prompt's
 
     def _make_tables(self, target: torch.device, rows: int) -> None:
         self.first_block = rows * PROGRESS_WORDS
@@ -127,7 +125,7 @@ class Slots:
             )
         self.prompt_len[slot] = new.prompt_len
         self.without_tokens[slot] = self.shift[slot] = self.blocks[slot] = 0
-        self.wants_prompt_logprobs.discard(slot)
+        self.prompt_logprobs.pop(slot, None)
         if isinstance(new.params, Pooling):
             self.pooling[slot], self.texts[slot] = new.params, new.tokens
         else:
@@ -158,4 +156,4 @@ class Slots:
         if any(each[slot] for each in (self.temperature, self.masked, self.penalised, self.logprobs)):
             self.demanding.add(slot)
         if params.prompt_logprobs is not None:
-            self.wants_prompt_logprobs.add(slot)
+            self.prompt_logprobs[slot] = params.prompt_logprobs

@@ -51,14 +51,20 @@ class Packet:
         self._take_buffer(words)
 
     def reset(self) -> None:
-        self._used, self._on_device = 0, self._own_on_device
+        self._used, self._on_device, self._room = 0, self._own_on_device, len(self._words)
         self._full.clear()
 
     def ints(self, values: ArrayLike) -> Tensor:
-        return self._put(np.asarray(values, dtype=np.int32))
+        words = np.asarray(values, dtype=np.int32)
+        if self._used + len(words) > self._room:
+            self._grow(len(words))
+        start, stop = self._used, self._used + len(words)
+        self._words[start:stop] = words
+        self._used = -(-stop // _MULTIPLE) * _MULTIPLE
+        return self._on_device[start:stop]
 
     def floats(self, values: ArrayLike) -> Tensor:
-        return self._put(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
+        return self.ints(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
 
     def begin_form(self, buffer: Tensor, columns: Sequence[Column]) -> None:
         """Begin with some columns, each of which is filled up.
@@ -69,24 +75,17 @@ class Packet:
         words = sum(_padded(column.length) for column in columns)
         if words > len(self._words):  # parts of a form never lie elsewhere
             self._take_buffer(2 * words)
-        self._on_device = buffer
+        self._on_device, self._room = buffer, min(len(self._words), len(buffer))
         for column in columns:
             filled = np.full(column.length, column.fill, np.int32)
             filled[: len(column.values)] = column.values
-            self._put(filled)
+            self.ints(filled)
 
     def send(self) -> None:
-        self._close_buffer()
+        if self._host is not self._on_device:
+            self._close_buffer()
         for host, on_device in self._full:
             on_device.copy_(host, non_blocking=True)
-
-    def _put(self, words: np.ndarray) -> Tensor:
-        if self._used + len(words) > min(len(self._words), len(self._on_device)):
-            self._grow(len(words))
-        piece = slice(self._used, self._used + len(words))
-        self._words[piece] = words
-        self._used = _padded(piece.stop)
-        return self._on_device[piece]
 
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one is used from now on."""
@@ -101,6 +100,7 @@ class Packet:
     def _take_buffer(self, words: int) -> None:
         self._host, self._own_on_device = self._make_buffer(words)
         self._words, self._on_device, self._used = self._host.numpy(), self._own_on_device, 0
+        self._room = len(self._words)
 
 
 class Staging:

@@ -235,7 +235,7 @@ class HeadFirstForCausalLM(TrunkForCausalLM):
         return weights.first(*self.trunks) / "embed_tokens"
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = super().logits(hidden)
+        logits = self.lm_head(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         if self.logit_softcap is not None:

@@ -20,9 +20,8 @@ from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.rank_shares import Span
 from worker.capacity import GIB
 from worker.devices.base import plain_attention_bytes
-from worker.devices.cuda import Cuda, most_graph_tokens
+from worker.devices.cuda import Cuda, _await, most_graph_tokens
 from worker.sampling.top_k_top_p import draw_fully
-from worker.steps.output import Fetch
 
 interpreted = pytest.importorskip("interpreted")
 
@@ -201,8 +200,7 @@ def test_who_waits_names_the_device_first(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     target = torch.device("cuda", 1)
-    fetch = Fetch(torch.ones(2), Done(), target)  # pyright: ignore[reportArgumentType]
-    assert fetch.wait().tolist() == [1, 1]
+    assert _await(torch.ones(2), Done(), target).tolist() == [1, 1]  # pyright: ignore[reportArgumentType]
     assert calls == [target, "waits"]
 
 

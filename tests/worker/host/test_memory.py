@@ -148,10 +148,10 @@ def test_a_start_waits_a_moment_for_what_the_first_request_is_expected_to_need(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size, part = CacheSize(BLOCKS, SHARE, 64), untouched()
-    cache = Cache(size, page_toucher=PageToucher([part], BLOCKS))
-    cache.begin(BLOCKS)
+    cache = Cache(size, pages=PageToucher([part], BLOCKS))
+    cache.pages.start(BLOCKS)
     assert made_blocks(part) == list(range(BLOCKS // 4)), "no more than a quarter"
-    cache.close()
+    cache.pages.close()
     monkeypatch.setattr("worker.host.memory._MOMENT", 0.0)
     late = untouched()
     toucher = PageToucher([late], BLOCKS)

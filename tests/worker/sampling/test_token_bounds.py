@@ -12,13 +12,14 @@ from toy_language import FORMS, bound_of
 from untimed import untimed
 
 from worker.devices.cpu import Cpu
+from worker.features.bounds.step_bounds import Bounds
 from worker.protocol import Bound, Sampling, StepBounds
 from worker.sampling import sampler
 from worker.sampling import token_bounds as bounds
 from worker.sampling.grouped_logits import BY_TORCH
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens
-from worker.sampling.token_bounds import BoundsReader, RowBits, row_bits
+from worker.sampling.token_bounds import RowBits, forbid, row_bits
 from worker.sampling.top_k_top_p import draw_fully, draw_lazily
 
 VOCAB = 50
@@ -77,16 +78,16 @@ def test_each_guess_has_bounds_of_its_own() -> None:
 
 def test_a_step_reads_its_own_bounds_and_no_others() -> None:
     come = deque([told(1), told(3), told(4), told(7), told(9)])
-    reader = BoundsReader()
-    assert reader.read(3, come.popleft).number == 3, "those of a step that broke are dropped"
-    assert reader.read(4, come.popleft).number == 4
+    reader = Bounds(forbid)
+    assert reader.bounds_of(3, come.popleft).number == 3, "those of a step that broke are dropped"
+    assert reader.bounds_of(4, come.popleft).number == 4
     with pytest.raises(ValueError, match="step 6 got no bounds: those of step 7 came"):
-        reader.read(6, come.popleft)
-    assert reader.read(7, come.popleft).number == 7, "and they are kept for that one"
+        reader.bounds_of(6, come.popleft)
+    assert reader.bounds_of(7, come.popleft).number == 7, "and they are kept for that one"
     with pytest.raises(ValueError, match="step 8 got no bounds"):
-        reader.read(8, come.popleft)
+        reader.bounds_of(8, come.popleft)
     with pytest.raises(IndexError):
-        reader.read(10, come.popleft)
+        reader.bounds_of(10, come.popleft)
 
 
 def sample(

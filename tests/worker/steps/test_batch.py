@@ -119,7 +119,7 @@ def test_prompt_logprobs_cover_the_prompt_but_its_first_token() -> None:
     assert (asked.slot, asked.hidden, asked.tokens) == (1, slice(2, 5), slice(1, 4))
     (asked,) = table.step(seq(1, 3, 3, [2])).prompt_logprobs
     assert (asked.hidden, asked.tokens) == (slice(0, 1), slice(4, 5))
-    assert table.step(seq(1, 6, 1)).prompt_logprobs == []
+    assert not table.step(seq(1, 6, 1)).prompt_logprobs
 
 
 @pytest.mark.parametrize(

@@ -31,4 +31,3 @@ def test_hooks_are_called_in_the_order_of_features() -> None:
     for admit in hooks.admit:
         admit(NewSeq(2, [5], 1, Sampling(max_tokens=1)))
     assert told == [("one", 2), ("other", 2)]
-    assert hooks.find(Noting) is one

@@ -21,7 +21,8 @@ from worker.devices.selection import dtype_name
 from worker.features.adapters.adapter_runs import adapter_runs, chosen_rows
 from worker.protocol import NewSeq, StepInput
 from worker.steps.feature import Feature
-from worker.tables.positions import Columns
+from worker.tables.adapter_rows import AdapterReads
+from worker.tables.positions import Columns, Read
 from worker.tables.slots import Slots
 
 _ADAPTING = {"linear", "gated_linear", "hold_adapters", "lora"}
@@ -39,7 +40,7 @@ class Adapted(Feature):
         """The slots that have an adapter."""
 
     def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
-        self._slots, slots.adapts = slots, True
+        self._slots, slots.rooms["adapters"] = slots, 1
         self._own = [(0, 0)] * (slots.count + 1)
         return ()
 
@@ -57,11 +58,13 @@ class Adapted(Feature):
             if own is not None:
                 self._slots.pooling[slot] = msgspec.structs.replace(params, task=own)
 
-    def lay(self, columns: Columns, step: StepInput) -> None:
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         """Bring adapters to where the step reads them, and tell which tokens have one."""
-        if not self._adapted.isdisjoint(columns.slots):
-            self._adapters.bring(self._own[slot][0] for slot in columns.slots)
-            columns.adapters = adapter_runs(self._own, columns)
+        if self._adapted.isdisjoint(columns.slots):
+            return ()
+        self._adapters.bring(self._own[slot][0] for slot in columns.slots)
+        runs = adapter_runs(self._own, columns)
+        return [AdapterReads(runs, columns.query_starts[-1])] if runs else ()
 
     def before_logits(self, step: ForwardContext, chosen: Tensor | slice | None) -> None:
         if self._head is not None:

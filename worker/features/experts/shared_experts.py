@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from msgspec.structs import replace
@@ -14,12 +14,11 @@ from models.parallel.experts import count_chosen
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.features.experts.balancer import Balancer
-from worker.protocol import StepInput, StepOutput
+from worker.protocol import StepInput
 from worker.ranks.process_groups import Groups, expert_place
-from worker.sampling.token_bounds import NextBounds
-from worker.steps.batch import Batch
-from worker.steps.feature import Feature, Read
-from worker.tables.positions import Columns
+from worker.steps.batch import Batch, Tell
+from worker.steps.feature import Feature
+from worker.tables.positions import Columns, PlainRead, Read
 
 
 class SharedExperts(Feature):
@@ -55,7 +54,14 @@ class SharedExperts(Feature):
         size = self._config.place.tensor_size
         self._balancer = Balancer(self._model, place, self._groups.experts, size, balancing)
 
-    def before(self, step: StepInput, following: NextBounds) -> None:
+    def warm_up(self, steps: list[StepInput]) -> list[StepInput]:
+        """Tell that all replicas take the same steps."""
+        replicas = self._config.place.expert_replicas
+        if replicas == 1:
+            return steps
+        return [replace(step, replica_tokens=[step.seqs[0].count] * replicas) for step in steps]
+
+    def before(self, step: StepInput) -> None:
         """Move experts, and compute what this rank's make of the tokens of others if it has none itself."""
         if self._balancer is not None:
             self._balancer.before_step()
@@ -64,20 +70,20 @@ class SharedExperts(Feature):
                 for mixture in self._mixtures:
                     mixture.take_part(self._dtype, self._target)
 
-    def read(self, columns: Columns, step: StepInput) -> Read | None:
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         if not step.replica_tokens:
-            return None
+            return ()
 
         def show(context: ForwardContext) -> None:
             context.replica_tokens = step.replica_tokens
 
-        return Read(lambda packet: show)
+        return (PlainRead(lambda packet: show),)
 
-    def tell(self, batch: Batch) -> Callable[[StepOutput], StepOutput] | None:
+    def tell(self, batch: Batch) -> Sequence[Tell]:
         if self._balancer is None or not self._config.place.returns_outputs:
-            return None
+            return ()
         report = self._balancer.take_report()
-        return None if report is None else lambda output: replace(output, experts=report)
+        return [lambda output: replace(output, experts=report)] if report else ()
 
 
 def find_mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:

@@ -1,4 +1,8 @@
-"""A drafter that is a smaller model of the same vocabulary: it writes the next tokens by itself.
+"""Drafters as a feature: a smaller model of the same vocabulary, which writes the next tokens by itself.
+
+A drafter follows every step, and keeps entries of its own in the same cache blocks. So chunks of prompts,
+shared prefixes and preemption are as right for it as for the served model. Its guesses go up with the output
+of a step and come down again with a later one: the worker keeps none.
 
 Behind k guesses it has entries of its newest token and of all guesses but the last. If the next step verifies
 these guesses, nothing is left to do but for the last one, if all hold: it is computed together with the token
@@ -7,10 +11,12 @@ that follows it, when the drafter guesses again. So a step with guesses costs k 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -18,11 +24,12 @@ from models.context import ForwardContext, use_context
 from models.families.drafters.head import DraftHead
 from models.layers.attention import CachedAttention
 from models.model import Forward, ServedModel
-from worker.protocol import SeqStep
-from worker.sampling.grouped_logits import Scan
+from worker.capacity import WorkerLimits
+from worker.devices.base import Device
+from worker.protocol import SeqStep, StepInput, StepOutput
 from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling, sample
-from worker.sampling.top_k_top_p import Draw
-from worker.steps.batch import Batch
+from worker.steps.batch import Batch, Launched, Outcome
+from worker.steps.feature import Feature, Passes
 from worker.tables.positions import Columns, LayOut, lay_out
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
@@ -42,20 +49,28 @@ class Newest:
     """The number of guesses."""
 
 
-class DraftModel:
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The output of a step, with guesses for the next one."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class DraftModel(Feature):
     """A model that generates. Its steps for guesses have a single token of each sequence."""
 
     _model: Any
     _slots: Slots
     _packet: Packet
-    _scan: Scan
-    _draw: Draw
 
-    block_bytes = 0
-
-    def __init__(self, model: ServedModel | DraftHead, vocab_size: int, *, drawn: bool) -> None:
+    def __init__(
+        self, model: ServedModel | DraftHead, vocab_size: int, device: Device, *, drawn: bool
+    ) -> None:
         """`drawn`: guesses are drawn by each request's own options and numbers; else they are likeliest."""
-        self._model, self._vocab_size, self._drawn = model, vocab_size, drawn
+        self._model, self._vocab_size, self._device, self._drawn = model, vocab_size, device, drawn
         self._forward = cast("Forward", model.forward)
         self._lay_out: LayOut = lay_out
         self._drafts: dict[int, tuple[int, list[int]]] = {}
@@ -63,18 +78,40 @@ class DraftModel:
         self._left: dict[int, int] = {}
         """slot -> the position of a last guess without an entry, which is needed if the guess holds."""
 
-    @property
-    def parts(self) -> Sequence[Tensor]:
-        return ()
+    def weights(self) -> Iterable[Tensor]:
+        return self._model.parameters()
 
     def attention_layers(self) -> Sequence[CachedAttention]:
         return self._model.attention_layers()
 
-    def parameters(self) -> Iterator[Tensor]:
-        return self._model.parameters()
+    def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
+        self._slots, self._packet = slots, Packet(self._device.staging_buffer, limits.staged_words)
+        return ()
 
-    def begin(self, slots: Slots, packet: Packet, scan: Scan, draw: Draw) -> None:
-        self._slots, self._packet, self._scan, self._draw = slots, packet, scan, draw
+    def passes(self) -> Passes:
+        return self
+
+    def follow(self, batch: Batch, ids: Tensor, step: ForwardContext, outcome: Outcome) -> Outcome:
+        self.extend(batch, ids, step, outcome.hidden)
+        return outcome
+
+    def finish(self, step: StepInput, launched: Launched) -> Launched:
+        """Let the drafter guess behind the sequences of a step for which it is asked."""
+        if not [seq for seq in step.seqs if seq.proposes]:
+            return launched
+        output = launched.result()
+        began = time.perf_counter()
+        newest: list[Newest] = []
+        first = 0
+        for seq, token in zip(step.seqs, output.tokens, strict=True):
+            if seq.proposes and token >= 0:
+                held = len(output.held.get(seq.slot, ()))
+                position, row = seq.start + seq.count + held, first + seq.count - 1 + held
+                newest.append(Newest(seq.slot, position, row, seq.output_index + held + 1, seq.proposes))
+            first += seq.tokens
+        drafts = self.propose(newest) if newest else {}
+        proposing = time.perf_counter() - began
+        return Proposed(msgspec.structs.replace(output, drafts=drafts, proposing=proposing))
 
     def make_stream(self, tokens: int) -> Tensor | None:
         """Return None: a model reads tokens alone."""
@@ -123,7 +160,7 @@ class DraftModel:
         packet.send()
         ids, context = finish()
         logits = self._model.logits(self._compute(ids, context)[len(first) :])
-        tokens = sample(logits, plan, slots.tokens, self._scan, draw=self._draw).tokens
+        tokens = sample(logits, plan, slots.tokens, self._device.scan, draw=self._device.draw).tokens
         slots.tokens.view(-1)[flat] = tokens
         return tokens.tolist()
 

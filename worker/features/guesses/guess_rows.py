@@ -6,23 +6,21 @@ the token that the row before it samples. Then the result has the same bits as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 from torch import Tensor
 
 from worker.capacity import WorkerLimits
 from worker.protocol import SeqStep, StepInput, StepOutput, TokenLogprobs
-from worker.steps.batch import Batch
-from worker.steps.feature import Feature
+from worker.steps.feature import AddedRows, Feature
 from worker.tables.slots import Slots
 from worker.worker_facts import WorkerFacts
 
 
 def give_rows(step: StepInput) -> StepInput:
     """The same step with a row for each guess, behind the row of its sequence."""
-    if not [seq for seq in step.seqs if seq.guesses]:
-        return step
     rows: list[SeqStep] = []
     for seq in step.seqs:
         rows.append(replace(seq, guesses=[]) if seq.guesses else seq)
@@ -73,7 +71,7 @@ class Guesses(Feature):
     def add_facts(self, facts: WorkerFacts) -> WorkerFacts:
         return replace(facts, most_rows=self._most if self._samples else 0, drafts=self._drafts)
 
-    def add_rows(self, step: StepInput) -> StepInput:
+    def add_rows(self, step: StepInput) -> AddedRows | None:
         """Give each guess a row. Raises ValueError if a row cannot have guesses, or if there are too many."""
         count = 0
         for seq in step.seqs:
@@ -83,11 +81,7 @@ class Guesses(Feature):
                 count += len(seq.guesses)
         if count > self._most:
             raise ValueError(f"step {step.number} has {count} guesses, of {self._most} at most")
-        return give_rows(step) if count else step
-
-    def texts(self, step: StepInput) -> list[tuple[int, int, Sequence[int]]]:
-        return [(seq.slot, seq.start + seq.count, seq.guesses) for seq in step.seqs if seq.guesses]
-
-    def tell(self, batch: Batch) -> Callable[[StepOutput], StepOutput] | None:
-        asked = batch.asked
-        return None if asked is batch.step else lambda output: find_held(asked.seqs, output)
+        if not count:
+            return None
+        texts = [(seq.slot, seq.start + seq.count, seq.guesses) for seq in step.seqs if seq.guesses]
+        return AddedRows(give_rows(step), texts, partial(find_held, step.seqs))

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from models.context import ForwardContext, context, use_context
 from models.families.drafters.head import DraftHead
+from worker.capacity import WorkerLimits
+from worker.devices.base import Device
 from worker.features.guesses.draft_model import DraftModel, Newest, as_text
 from worker.protocol import SeqStep
-from worker.sampling.grouped_logits import Scan
-from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.tables.slots import Slots
-from worker.tables.staging import Packet
 
 
 class HiddenDrafter(DraftModel):
@@ -30,27 +29,23 @@ class HiddenDrafter(DraftModel):
     _of_blocks: Tensor  # [blocks, width] what was read of the last token of each
     _read: Tensor  # [T, width] what is read of the tokens before those of the next forward pass
 
-    def __init__(self, head: DraftHead, vocab_size: int, *, drawn: bool) -> None:
-        super().__init__(head, vocab_size, drawn=drawn)
+    def __init__(self, head: DraftHead, vocab_size: int, device: Device, *, drawn: bool) -> None:
+        super().__init__(head, vocab_size, device, drawn=drawn)
         self._head, self._forward = head, self._pass
         self._layer = head.attention_layers()[0]
         self._kept: list[int] = []
         """The position whose row is kept for each slot; -1 means that none is."""
 
-    @property
-    def parts(self) -> Sequence[Tensor]:
-        return [self._of_blocks]
-
-    @property
-    def block_bytes(self) -> int:
+    def block_bytes(self, longest: int) -> int:
         return self._head.width * self._head.dtype.itemsize
 
-    def begin(self, slots: Slots, packet: Packet, scan: Scan, draw: Draw) -> None:
-        super().begin(slots, packet, scan, draw)
+    def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
+        super().open(limits, slots, blocks)
         made = {"dtype": self._head.dtype, "device": slots.tokens.device}
         self._kept = [-1] * (slots.count + 1)
         self._of_slots = torch.zeros(len(self._kept), self._head.width, **made)
         self._of_blocks = torch.zeros(len(self._layer.cache_parts()[0]), self._head.width, **made)
+        return [self._of_blocks]
 
     def make_stream(self, tokens: int) -> Tensor:
         """The place of what is read of the tokens before those of a pass."""

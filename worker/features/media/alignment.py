@@ -13,7 +13,7 @@ from torch import Tensor
 from models.pooling.alignment import AlignedText, Alignment
 from worker.features.media.source_table import SourceTable
 from worker.protocol import NewSeq, Pooling
-from worker.steps.batch import Batch, PooledRow, PooledVectors
+from worker.steps.batch import Batch, Outcome, PooledRow, PooledVectors
 from worker.tables.slots import Slots
 
 
@@ -37,7 +37,7 @@ class Aligner:
         self._queries = None if self._aligned.isdisjoint(held) else []
         return self._queries
 
-    def finish(self, batch: Batch, pooled: PooledVectors) -> None:
+    def finish(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
         """Keep what a step has given out, and add the matrices of the texts that it completes."""
         queries = self._queries
         if queries is None:

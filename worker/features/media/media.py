@@ -16,9 +16,8 @@ from worker.config import WorkerConfig
 from worker.features.media.media_memory import check_takes_rows, media_bytes, row_bytes
 from worker.features.media.step_media import StepMedia
 from worker.protocol import NewSeq, StepInput
-from worker.sampling.token_bounds import NextBounds
-from worker.steps.feature import Feature, Read, Taken
-from worker.tables.positions import Columns
+from worker.steps.feature import Feature, Taken
+from worker.tables.positions import Columns, Read
 from worker.tables.slots import Slots
 from worker.worker_facts import CosineScores, WorkerFacts
 
@@ -104,15 +103,16 @@ class Media(Feature):
             cosine_scores=CosineScores(*found) if found else None,
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self, steps: list[StepInput]) -> list[StepInput]:
         if self._target.type != "cpu":
             self._steps.warm_up(Path(self._config.folder))
+        return steps
 
-    def before(self, step: StepInput, following: NextBounds) -> None:
+    def before(self, step: StepInput) -> None:
         self._steps.update(step)
 
     def admit(self, new: NewSeq) -> None:
         self._steps.admit(new)
 
-    def read(self, columns: Columns, step: StepInput) -> Read | None:
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         return self._steps.read(columns)

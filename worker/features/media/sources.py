@@ -21,13 +21,13 @@ from worker.devices.base import Device
 from worker.features.media.alignment import Aligner
 from worker.features.media.source_table import SourceTable
 from worker.features.media.step_sources import StepSources, block_bytes, encoder_bytes, encoder_layers
-from worker.host.memory import PageToucher
+from worker.host.memory import Pages
 from worker.protocol import NewSeq, StepInput
-from worker.sampling.token_bounds import NextBounds
-from worker.steps.batch import Batch, Outcome, PooledVectors
-from worker.steps.feature import Feature, Read
-from worker.tables.positions import Columns
+from worker.steps.batch import Pool
+from worker.steps.feature import Feature
+from worker.tables.positions import Columns, PlainRead, Read
 from worker.tables.slots import Slots
+from worker.tables.staging import Packet
 from worker.worker_facts import WorkerFacts
 
 
@@ -35,7 +35,7 @@ class Sources(Feature):
     _table: SourceTable
     _blocks = 0
     """The blocks for sources, behind which there is one that is zero."""
-    _toucher: PageToucher | None = None
+    _pages = Pages()
     _aligner: Aligner | None = None
 
     def __init__(
@@ -65,9 +65,9 @@ class Sources(Feature):
     def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
         self._blocks = max(self._each, blocks * self._each // self._longest)
         parts = self._bind(self._blocks)
-        self._toucher = self._device.page_toucher(parts, self._blocks) if parts else None
+        self._pages = self._device.pages(parts, self._blocks) if parts else Pages()
         self._table = SourceTable(slots.count + 1, self._source.source_len, self._block_size, self._blocks)
-        slots.source_blocks = self._table.width
+        slots.rooms["source"] = self._table.width
         if (alignment := find_alignment(self._model.modules())) is not None:
             self._aligner = Aligner(alignment, slots, self._table)
         return ()
@@ -84,19 +84,14 @@ class Sources(Feature):
         )
 
     def begin(self) -> None:
-        if self._toucher is not None:
-            self._toucher.start()
-
-    def keeps_from_graphs(self) -> bool:
-        return True
+        self._pages.start()
 
     def close(self) -> None:
-        if self._toucher is not None:
-            self._toucher.close()
+        self._pages.close()
 
-    def before(self, step: StepInput, following: NextBounds) -> None:
-        if self._toucher is not None and step.sources:
-            self._toucher.follow(block for source in step.sources for block in source.blocks)
+    def before(self, step: StepInput) -> None:
+        for source in step.sources:
+            self._pages.follow(source.blocks)
         if step.sources or step.source_layers or step.fresh:
             self._steps.update(step)
 
@@ -105,13 +100,12 @@ class Sources(Feature):
         if self._aligner is not None:
             self._aligner.admit(new)
 
-    def read(self, columns: Columns, step: StepInput) -> Read | None:
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         queries = None if self._aligner is None else self._aligner.open_queries(columns.slots)
-        return Read(lambda packet: self._table.stage(columns, packet, queries))
+        return (PlainRead(lambda packet: self._table.stage(columns, packet, queries)),)
 
-    def pool(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
-        if self._aligner is not None:
-            self._aligner.finish(batch, pooled)
+    def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
+        return [self._aligner.finish] if self._aligner else ()
 
     def _bind(self, blocks: int) -> list[Tensor]:
         """Give each layer of cross-attention its part of memory, and return the keys and the values of all

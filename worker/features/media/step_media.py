@@ -35,8 +35,7 @@ from worker.buffers import Buffer
 from worker.features.media.media_memory import MOST_PATCHES
 from worker.features.media.placed_media import PlacedMedia
 from worker.protocol import Encode, NewSeq, StepInput
-from worker.steps.feature import Read
-from worker.tables.positions import Columns
+from worker.tables.positions import Columns, Read
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -59,15 +58,17 @@ class MediaRead:
     whole: np.ndarray | None = None  # [T]: whether it sees all up to there, windows or not
     axes: np.ndarray | None = None  # [3, T]
 
+    in_mixed: bool = False
+
     @property
-    def only_shifts(self) -> bool:
+    def in_single(self) -> bool:
         """Whether each token has one position on all axes, and nothing else because of media."""
         return not self.tokens and self.axes is not None and bool((self.axes == self.axes[0]).all())
 
     def stage(self, packet: Packet) -> Callable[[ForwardContext], None]:
         """Send the numbers; the returned function shows all of it to a model, once they are there."""
         tokens = packet.ints(np.concatenate(self.tokens)) if self.pieces else None
-        arrays, only_shifts = (self.last, self.whole, self.axes), self.only_shifts
+        arrays, only_shifts = (self.last, self.whole, self.axes), self.in_single
         last, whole, axes = [None if each is None else packet.ints(each.ravel()) for each in arrays]
 
         def show(context: ForwardContext) -> None:
@@ -198,14 +199,14 @@ class StepMedia:
             if any(place.kind == "rows" for place in new.media):
                 slots.without_tokens[slot] = new.prompt_len
 
-    def read(self, columns: Columns) -> Read | None:
-        """Tell what a step reads of the media of its sequences; None: nothing."""
+    def read(self, columns: Columns) -> Sequence[Read]:
+        """Tell what a step reads of the media of its sequences."""
         if not (self._placed or self.sees_prompts):
-            return None
-        found = self._find(columns)
-        return None if found is None else Read(found.stage, found.only_shifts)
+            return ()
+        read = self._find(columns)
+        return [read] if read.tokens or read.axes is not None or read.last is not None else ()
 
-    def _find(self, columns: Columns) -> MediaRead | None:
+    def _find(self, columns: Columns) -> MediaRead:
         slots, read = self._slots, MediaRead([], [], self._levels)
         if self._on_axes and (shifts := slots.shift[columns.slots]).any():
             read.axes = np.stack([_positions(columns) + np.repeat(shifts, columns.counts)] * AXES)
@@ -228,7 +229,7 @@ class StepMedia:
             if self._sees_media and not self.sees_prompts:
                 read.last = _positions(columns) if read.last is None else read.last
                 read.last[read.tokens[-1]] = placed.ends[first:stop]
-        return read if read.tokens or read.axes is not None or read.last is not None else None
+        return read
 
     def _show_prompt(self, read: MediaRead, columns: Columns, begin: int, count: int) -> None:
         """Let the tokens [begin, begin + count) of the step, the rest of a prompt, see each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import torch
@@ -26,10 +27,10 @@ from worker.features.pooling.vectors import (
     widths,
     with_pieces,
 )
-from worker.protocol import Pooling, StepInput
-from worker.steps.batch import Batch, Outcome, PooledVectors
-from worker.steps.feature import Feature, Read
-from worker.tables.positions import Columns
+from worker.protocol import StepInput
+from worker.steps.batch import Batch, Outcome, Pool, PooledVectors
+from worker.steps.feature import Feature
+from worker.tables.positions import Columns, PlainRead, Read, TypeReads
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 from worker.tasks import whole_tasks
@@ -37,11 +38,11 @@ from worker.worker_facts import WorkerFacts
 
 
 class PooledTexts(Feature):
+    """Texts of which results are made of the hidden states of the step that completes them."""
+
     _slots: Slots
     _store: HiddenStore | None = None
     """All last hidden states, if some task reads those of earlier steps."""
-    _plan: PoolPlan | None = None
-    """The plan of the step that is computed."""
 
     def __init__(
         self,
@@ -61,23 +62,14 @@ class PooledTexts(Feature):
         self._width = config.model.output_size if self._whole and self._last else 0
         self._queries = QueryStore()
 
-    def keeps_all_blocks(self) -> bool:
-        return bool(self._whole)
-
     def step_bytes(self, limits: WorkerLimits) -> int:
         """Tell the bytes of hidden states, of float32 copies on their way to results, and of queries."""
         each = self._config.model.hidden_size * (self._dtype.itemsize + 3 * 4)
         return limits.max_pooled_tokens * each + MOST_QUERY_BYTES
 
-    def block_bytes(self, longest: int) -> int:
-        return HiddenStore.block_bytes(self._block_size, self._width, self._dtype)
-
     def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
         self._slots = slots
-        if not (self._width and slots.paged):
-            return ()
-        self._store = HiddenStore(blocks, self._block_size, self._width, self._dtype, self._allocate)
-        return [self._store.blocks]
+        return ()
 
     def add_facts(self, facts: WorkerFacts) -> WorkerFacts:
         return msgspec.structs.replace(
@@ -87,65 +79,68 @@ class PooledTexts(Feature):
             vectors=vector_facts(self._tasks, self._pooler, self._digest()),
         )
 
-    def stage(self, columns: Columns, step: StepInput, packet: Packet) -> None:
-        self._plan = None
-        for seq in step.seqs:
-            if seq.pools:
-                self._plan = plan_texts(self._slots, self._pooler, columns, step, packet)
-                return
+    def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
+        if not columns.pooling:
+            return ()
+        plan = plan_texts(self._slots, self._pooler, columns, packet)
+        return [partial(self._pool, plan)] if plan else ()
+
+    def _pool(self, plan: PoolPlan, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
+        inputs = gather_hidden(plan, outcome.hidden, self._store, self._slots)
+        apply_late_interaction(plan, inputs, self._pooler, self._queries, pooled)
+
+
+class StoredTexts(PooledTexts):
+    """Texts of a decoder with tasks that read all of their hidden states, which are stored block by block."""
+
+    def keeps_all_blocks(self) -> bool:
+        return True
+
+    def block_bytes(self, longest: int) -> int:
+        return self._block_size * self._width * self._dtype.itemsize
+
+    def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
+        super().open(limits, slots, blocks)
+        if not self._width:
+            return ()
+        self._store = HiddenStore(blocks, self._block_size, self._width, self._dtype, self._allocate)
+        return [self._store.blocks]
 
     def keep(self, hidden: Tensor, step: ForwardContext) -> None:
         if self._store is not None:
             self._store.write(hidden, step)
 
-    def pool(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
-        if (plan := self._plan) is not None:
-            inputs = gather_hidden(plan, outcome.hidden, self._store, self._slots)
-            apply_late_interaction(plan, inputs, self._pooler, self._queries, pooled)
-
 
 class EncodedTexts(PooledTexts):
     """The texts of an encoder, which computes each whole, and may have them in pairs or filled up."""
 
-    def lay(self, columns: Columns, step: StepInput) -> None:
-        """Tell the second texts of pairs from the first."""
-        pooling = self._slots.pooling
-        begins = [params.second_at if (params := pooling[slot]) else 0 for slot in columns.slots]
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
+        """Tell the second texts of pairs from the first, or which first tokens of each text are seen."""
+        reads, params = list[Read](), [self._slots.pooling[slot] for slot in columns.slots]
+        begins = [each.second_at if each else 0 for each in params]
         if any(begins):
             lengths = zip(begins, columns.counts, strict=True)  # a text is computed whole
-            columns.types = [int(0 < second <= at) for second, count in lengths for at in range(count)]
-
-    def read(self, columns: Columns, step: StepInput) -> Read | None:
-        """Tell which first tokens of each text are seen, if those are not all."""
-        pooling = self._slots.pooling
-        unseen = [params.unseen if (params := pooling[slot]) else 0 for slot in columns.slots]
+            types = [int(0 < second <= at) for second, count in lengths for at in range(count)]
+            reads.append(TypeReads(types))
+        unseen = [each.unseen if each else 0 for each in params]
         if not any(unseen):
-            return None
+            return reads
         seen = [count - few for count, few in zip(columns.counts, unseen, strict=True)]
 
         def show(context: ForwardContext) -> None:
             context.seen = seen
 
-        return Read(lambda packet: show)
+        return [*reads, PlainRead(lambda packet: show)]
 
 
-def plan_texts(
-    slots: Slots, pooler: RowChoice, columns: Columns, step: StepInput, packet: Packet
-) -> PoolPlan | None:
-    """Plan the pooling of a step's texts that are complete; None: there are none."""
-    chosen = [row for row, seq in enumerate(step.seqs) if seq.pools]
-    if not chosen:
-        return None
-    params = {row: slots.pooling[columns.slots[row]] for row in chosen}
+def plan_texts(slots: Slots, pooler: RowChoice, columns: Columns, packet: Packet) -> PoolPlan | None:
+    """Plan the pooling of a step's texts that are complete; None: none of them is pooled by the pooler."""
+    params = {row: slots.pooling[columns.slots[row]] for row in columns.pooling}
     if None in params.values():
         raise ValueError("a step pools a sequence that was not admitted for it")
     asked = {row: each for row, each in params.items() if each is not None and each.task != "align"}
-    return _plan_rows(slots, pooler, columns, asked, packet) if asked else None
-
-
-def _plan_rows(
-    slots: Slots, pooler: RowChoice, columns: Columns, asked: dict[int, Pooling], packet: Packet
-) -> PoolPlan:
+    if not asked:
+        return None
     rows, params = [*asked], [*asked.values()]
     texts = [slots.texts[columns.slots[row]] for row in rows]
     needed = [pooler.needed_positions(own, text) for own, text in zip(params, texts, strict=True)]

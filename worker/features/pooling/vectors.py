@@ -57,10 +57,6 @@ class HiddenStore:
         """The rows of each block [blocks, positions, width]."""
         return self._rows.unflatten(0, (-1, self._block_size))
 
-    @staticmethod
-    def block_bytes(block_size: int, width: int, dtype: torch.dtype) -> int:
-        return block_size * width * dtype.itemsize
-
     def write(self, hidden: Tensor, context: ForwardContext) -> None:
         """Store the hidden states [T, width] of a step."""
         self._rows[context.slot_mapping] = hidden.to(self._rows.dtype)

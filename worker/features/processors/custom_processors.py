@@ -88,10 +88,10 @@ class _Request:
     """Whether it has sampled a token here, which its output does not have yet."""
 
 
-class LogitsProcessors:
+class Processors(Feature):
     """The operator's classes, which change the logits of all rows that sample."""
 
-    def __init__(self, config: WorkerConfig, device: torch.device, nobody: int) -> None:
+    def __init__(self, config: WorkerConfig, device: torch.device, nobody: int = -1) -> None:
         """`nobody`: the slot of no request. Raises ValueError if a class cannot be used."""
         flag = "--logits-processors"
         named = config.options.logits_processors
@@ -105,8 +105,18 @@ class LogitsProcessors:
                 raise ValueError(f"{flag} {name}: it has no methods update_state and apply (docs/plugins.md)")
         self._processors = self._make()
 
+    def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
+        self._nobody, slots.changes_logits = slots.dummy, True
+        return ()
+
+    def add_facts(self, facts: WorkerFacts) -> WorkerFacts:
+        """Say that requests may give arguments, and that nothing is guessed beside."""
+        return msgspec.structs.replace(facts, processes_logits=True, most_rows=0)
+
+    def process(self, logits: Tensor, targets: SampleTargets, last: Tensor) -> Mapping[int, str]:
+        return self.apply(logits, targets.slots, last)
+
     def admit(self, new: NewSeq) -> None:
-        """Note a sequence that gets a slot."""
         self._requests.pop(new.slot, None)
         if isinstance(new.params, Sampling) and new.slot != self._nobody:
             prompt, output = new.tokens[: new.prompt_len], new.tokens[new.prompt_len :]
@@ -213,25 +223,3 @@ class LogitsProcessors:
     @staticmethod
     def _explain(name: str, error: Exception) -> str:
         return f"the logits processor {name} failed: {type(error).__name__}: {error}"
-
-
-class Processors(Feature):
-    _processors: LogitsProcessors
-
-    def __init__(self, config: WorkerConfig, device: torch.device) -> None:
-        self._config, self._device = config, device
-
-    def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
-        self._processors = LogitsProcessors(self._config, self._device, slots.dummy)
-        slots.changes_logits = True
-        return ()
-
-    def add_facts(self, facts: WorkerFacts) -> WorkerFacts:
-        """Say that requests may give arguments, and that nothing is guessed beside."""
-        return msgspec.structs.replace(facts, processes_logits=True, most_rows=0)
-
-    def admit(self, new: NewSeq) -> None:
-        self._processors.admit(new)
-
-    def process(self, logits: Tensor, targets: SampleTargets, last: Tensor) -> Mapping[int, str]:
-        return self._processors.apply(logits, targets.slots, last)

@@ -24,8 +24,9 @@ from worker.protocol import SeqStep, StepInput
 from worker.ranks.pipeline_stage import Stage
 from worker.steps.batch import Batch, Outcome
 from worker.steps.feature import Feature, Taken
-from worker.tables.positions import Columns
+from worker.tables.positions import Columns, Read
 from worker.tables.slots import Slots
+from worker.tables.state_rows import StateReads
 from worker.worker_facts import WorkerFacts
 
 
@@ -58,7 +59,7 @@ class States(Feature):
         return Taken(limits, self._plan.nbytes, "states")
 
     def open(self, limits: WorkerLimits, slots: Slots, blocks: int) -> Sequence[Tensor]:
-        self._slots, slots.has_states = slots, True
+        self._slots, slots.rooms["states"] = slots, 1
         if self._layers:
             plan = self._plan
             places = slots.count + 1 + plan.remembered
@@ -72,8 +73,8 @@ class States(Feature):
     def add_facts(self, facts: WorkerFacts) -> WorkerFacts:
         return msgspec.structs.replace(facts, remembered_states=self._plan.remembered)
 
-    def lay(self, columns: Columns, step: StepInput) -> None:
-        columns.states = state_rows(step.seqs, self._slots.count + 1)
+    def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
+        return (StateReads(state_rows(step.seqs, self._slots.count + 1)),)
 
     def follow(self, batch: Batch, ids: Tensor, step: ForwardContext, outcome: Outcome) -> Outcome:
         """Let states go on by guesses that hold; stages before the last one learn later which do."""

@@ -108,10 +108,8 @@ class Library:
 
         `quick`: it takes microseconds, and giving up the interpreter lock meanwhile would cost more.
         """
-        function = getattr(self._quick if quick else self._long, name)
-        function.restype, arguments = _prototypes(SOURCES)[name]
-        function.argtypes = arguments
-        entry = self._entry(name)
+        function, entry = self.unrecorded(name, quick=quick), self._entry(name)
+        arguments = function.argtypes
 
         def call(*given: Any) -> Any:
             if self._record is not None:
@@ -119,6 +117,12 @@ class Library:
             return function(*given)
 
         return call
+
+    def unrecorded(self, name: str, *, quick: bool = False) -> Any:
+        """The same, for a kernel that is no part of a forward pass: it is called in fewer calls."""
+        function = getattr(self._quick if quick else self._long, name)
+        function.restype, function.argtypes = _prototypes(SOURCES)[name]
+        return function
 
     @contextmanager
     def record_to(self, record: Record) -> Iterator[None]:

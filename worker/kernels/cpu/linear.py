@@ -43,7 +43,7 @@ def bind(library: Library, scheme: Scheme | None = None, input_bits: int | None 
 
 
 def _linear(library: Library) -> Callable[..., Tensor]:
-    run = lora.adapted_linear(library)
+    plain, adapted = library.function("linear"), lora.adapted_linear(library)
 
     def linear(
         x: Tensor,
@@ -71,11 +71,12 @@ def _linear(library: Library) -> Callable[..., Tensor]:
         first = 0
         for number, part in enumerate(weight.apart or (weight,)):
             own_bias = None if bias is None else bias.data_ptr() + first * bias.itemsize
-            run(
-                *(number, added),
-                *(part.address, x.data_ptr(), stride, own_bias, out.data_ptr() + first * out.itemsize),
-                *(weight.columns, rows, KINDS[out.dtype], GATES[kind]),
-            )
+            given = part.address, x.data_ptr(), stride, own_bias, out.data_ptr() + first * out.itemsize
+            sizes = weight.columns, rows, KINDS[out.dtype], GATES[kind]
+            if added is None:
+                plain(*given, *sizes)
+            else:
+                adapted(number, added, *given, *sizes)
             first += part.columns
         return out
 

@@ -161,13 +161,10 @@ def bind(library: Library, packer: Packer) -> Table:
 
 
 def adapted_linear(library: Library) -> Callable[..., None]:
-    """The kernel of `linear` for a part of a layer that may have adapters: takes what that takes."""
-    plain, adapted = library.function("linear"), library.function("linear_adapted")
+    """The kernel of `linear` for a part of a layer with adapters: takes what that takes."""
+    adapted = library.function("linear_adapted")
 
-    def run(number: int, added: Added | None, *arguments: object) -> None:
-        if added is None:
-            plain(*arguments)
-            return
+    def run(number: int, added: Added, *arguments: object) -> None:
         held: PackedAdapters = added.adapters
         low: Tensor = added.products
         adapted(

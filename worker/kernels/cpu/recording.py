@@ -14,7 +14,7 @@ import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import AdapterRows, ForwardContext, StateRows, context, use_context
 from models.model import Forward
-from models.state_rows import STATE_COLUMNS, StateRow, state_columns
+from models.state_rows import STATE_COLUMNS
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
 from worker.steps.compute import Unrecordable, unread
-from worker.tables.adapter_rows import Run, numbers_of
-from worker.tables.positions import Columns, StepTokens, blocks_of
+from worker.tables.adapter_rows import AdapterReads
+from worker.tables.positions import Columns, Show, StepTokens, blocks_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -45,19 +45,7 @@ _SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
 """Tokens and rows of the steps that are written down: the least, and two in which all numbers differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceInputs:
-    """What layers of cross-attention read of a step with T tokens of B sequences."""
-
-    lengths: Tensor  # [B] int32
-    block_table: Tensor  # [B, blocks] int32
-    last: Tensor  # [T] int32
-
-    def first(self, tokens: int, rows: int) -> SourceInputs:
-        return SourceInputs(self.lengths[:rows], self.block_table[:rows], self.last[:tokens])
-
-    def step(self, step: ForwardContext) -> ForwardContext:
-        return replace(step, kv_lens=self.lengths, block_table=self.block_table, last=self.last)
+_NO_ROOMS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +58,51 @@ class Inputs:
     query_starts: Tensor  # [B + 1] int32
     kv_lens: Tensor  # [B] int32
     block_table: Tensor  # [B, blocks] int32
-    state_table: Tensor  # [STATE_COLUMNS, B] int32, read if layers have states
+    state_table: Tensor | None  # [STATE_COLUMNS, B] int32; None: no layer has states
     addresses: tuple[int, ...]
     others: list[Inputs]
     """The same with the slot mapping and the block table of each other group of layers."""
-    source: SourceInputs | None = None
+    source: tuple[Tensor, Tensor, Tensor] | None = None
+    """What layers of cross-attention read: lengths [B], the block table [B, blocks], last positions [T]."""
 
     @classmethod
-    def make(cls, tokens: int, rows: int, blocks: int, groups: int = 1, of_source: int = 0) -> Inputs:
-        """`of_source`: the blocks of the longest source, if sequences have some."""
+    def make(
+        cls, tokens: int, rows: int, blocks: int, groups: int = 1, rooms: Mapping[str, int] = _NO_ROOMS
+    ) -> Inputs:
+        """`rooms`: those of `Slots`."""
         ids, positions = torch.zeros(2, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-        state_table = torch.zeros(STATE_COLUMNS, rows, dtype=torch.int32)
+        state_table = torch.zeros(STATE_COLUMNS, rows, dtype=torch.int32) if "states" in rooms else None
         made = [
             cls._of(
                 *(ids, positions, torch.zeros(tokens, dtype=torch.int64), query_starts, kv_lens),
-                *(torch.zeros(rows, blocks, dtype=torch.int32), state_table),
+                torch.zeros(rows, blocks, dtype=torch.int32),
+                state_table=state_table,
             )
             for _ in range(groups)
         ]
         made[0].others.extend(made[1:])
-        if not of_source:
+        if not (of_source := rooms.get("source")):
             return made[0]
         table, lengths = torch.zeros(rows, of_source, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-        return replace(made[0], source=SourceInputs(lengths, table, torch.zeros(tokens, dtype=torch.int32)))
+        return replace(made[0], source=(lengths, table, torch.zeros(tokens, dtype=torch.int32)))
 
     def first(self, tokens: int, rows: int) -> Inputs:
         """The inputs of a smaller step at the beginning of the same memory."""
+        source = None
+        if self.source:
+            lengths, table, last = self.source
+            source = lengths[:rows], table[:rows], last[:tokens]
         by_token = (each[:tokens] for each in (self.ids, self.positions, self.slot_mapping))
         return self._of(
             *(*by_token, self.query_starts[: rows + 1], self.kv_lens[:rows]),
-            *(self.block_table[:rows], self.state_table[:, :rows]),
+            self.block_table[:rows],
+            state_table=None if self.state_table is None else self.state_table[:, :rows],
             others=[each.first(tokens, rows) for each in self.others],
-            source=self.source and self.source.first(tokens, rows),
+            source=source,
         )
 
-    def step_tokens(
-        self, block_size: int, counts: list[int], ends: list[int], states: list[StateRow] | None
-    ) -> StepTokens:
+    def step_tokens(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
         """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
         step = ForwardContext(
             positions=self.positions,
@@ -115,21 +110,29 @@ class Inputs:
             kv_lens=self.kv_lens,
             block_table=self.block_table,
             slot_mapping=self.slot_mapping,
-            states=None if states is None else StateRows(self.state_table, states),
             block_size=block_size,
             query_lens_host=counts,
             kv_lens_host=ends,
-            others=[each.step_tokens(block_size, counts, ends, states)[1] for each in self.others],
         )
-        step.source = self.source and self.source.step(step)
+        if self.others:
+            step.others = [each.step_tokens(block_size, counts, ends)[1] for each in self.others]
+        if self.state_table is not None:
+            step.states = StateRows(self.state_table, [])
+        if self.source:
+            lengths, table, last = self.source
+            step.source = replace(step, kv_lens=lengths, block_table=table, last=last)
         return self.ids, step
 
     @classmethod
     def _of(
-        cls, *tensors: Tensor, others: Sequence[Inputs] = (), source: SourceInputs | None = None
+        cls,
+        *tensors: Tensor,
+        state_table: Tensor | None,
+        others: Sequence[Inputs] = (),
+        source: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> Inputs:
-        addresses = tuple(tensor.data_ptr() for tensor in tensors[:-1])
-        return cls(*tensors, addresses=addresses, others=list(others), source=source)
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        return cls(*tensors, state_table=state_table, addresses=addresses, others=[*others], source=source)
 
 
 class Layout:
@@ -137,13 +140,13 @@ class Layout:
 
     def __init__(self, library: Library, slots: Slots) -> None:
         self._slots = slots
-        self.adapts = slots.adapts
+        self.adapts = "adapters" in slots.rooms
         """Whether sequences may have adapters."""
-        self._run = library.function("lay_out", quick=True)
+        self._run = library.unrecorded("lay_out", quick=True)
         self._tables = [table.data_ptr() for table in slots.block_tables]
         self._adapted_tokens = torch.zeros(MOST_TOKENS, dtype=torch.int32)
         self._adapter_runs = torch.zeros(1 + 3 * MOST_TOKENS, dtype=torch.int32)
-        sizes = slots.most_blocks, slots.groups, slots.source_blocks
+        sizes = slots.most_blocks, slots.groups, slots.rooms
         largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, *sizes)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
@@ -153,33 +156,19 @@ class Layout:
 
         `adapted`: whether some tokens have adapters.
         """
-        states = [] if self._slots.has_states else None
-        ids, step = self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [], states)
-        step.adapters = self._adapter_rows(tokens, []) if adapted else None
+        ids, step = self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [])
+        if adapted:
+            step.adapters = AdapterRows(self._adapted_tokens[:tokens], self._adapter_runs, [])
         return ids, step
 
-    def _adapter_rows(self, tokens: int, runs: list[Run]) -> AdapterRows:
-        """The adapters of so many tokens, in fixed memory if the step is small."""
-        if tokens > MOST_TOKENS:
-            words = torch.frombuffer(numbers_of(runs, tokens), dtype=torch.int32)
-            return AdapterRows(words[:tokens], words[tokens:], runs)
-        numbers, behind = self._adapted_tokens[:tokens], self._adapter_runs
-        if runs:
-            words = np.frombuffer(numbers_of(runs, tokens), np.int32)
-            numbers.numpy()[:] = words[:tokens]
-            behind.numpy()[: len(words) - tokens] = words[tokens:]
-        return AdapterRows(numbers, behind, runs)
-
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
-        return lambda: self._lay_out(columns)
+        shows = [read.stage(packet) for read in columns.reads] if columns.reads else ()
+        return partial(self._lay_out, columns, shows)
 
-    def _lay_out(self, columns: Columns) -> StepTokens:
+    def _lay_out(self, columns: Columns, shows: Sequence[Show]) -> StepTokens:
         slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
-        blocks = blocks_of(columns, slots)
-        if tokens <= MOST_TOKENS:
-            inputs = self.fixed_inputs(tokens, rows)
-        else:
-            inputs = Inputs.make(tokens, rows, blocks, slots.groups)
+        blocks, small = blocks_of(columns, slots), tokens <= MOST_TOKENS
+        inputs = self.fixed_inputs(tokens, rows) if small else Inputs.make(tokens, rows, blocks, slots.groups)
         table = array("i", columns.slots + columns.starts + columns.counts)
         for group, own in enumerate((inputs, *inputs.others)):
             self._run(
@@ -187,14 +176,11 @@ class Layout:
                 *(slots.most_blocks, slots.block_size if slots.paged else 0),
                 *(*own.addresses, blocks, own.block_table.shape[1]),
             )
-        if columns.states:
-            inputs.state_table.numpy()[:] = state_columns(columns.states)
-        counts, states = columns.counts, columns.states or None
-        ids, step = inputs.step_tokens(slots.block_size, counts, columns.ends, states)
-        if columns.adapters:
-            step.adapters = self._adapter_rows(tokens, columns.adapters)
-        if columns.types is not None:
-            step.token_types = torch.tensor(columns.types)
+        ids, step = inputs.step_tokens(slots.block_size, columns.counts, columns.ends)
+        if shows and small and columns.find(AdapterReads):
+            step.adapters = AdapterRows(self._adapted_tokens[:tokens], self._adapter_runs, [])
+        for show in shows:
+            show(step)
         return ids, step
 
 
@@ -242,7 +228,7 @@ class _Recording:
         )
         if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
             raise Unrecordable("it calls other kernels for another number of tokens or rows")
-        self._replay = library.function("replay")
+        self._replay = library.unrecorded("replay")
         self._words, others = np.array(most.words), np.array(few.words)  # int64
         self._address, self._count = self._words.ctypes.data, len(most.entries)
         is_tokens = (others == few.tokens) & (self._words == most.tokens)

@@ -13,13 +13,13 @@ from worker.sampling.token_bounds import WORD, Forbid, RowBits
 
 def bind(library: Library) -> Scan:
     """The passes as the sampler calls them."""
-    find = library.function("find_largest")
-    add = library.function("sum_mass")
-    convert = library.function("find_mass")
-    add_above = library.function("sum_above")
+    find = library.unrecorded("find_largest")
+    add = library.unrecorded("sum_mass")
+    convert = library.unrecorded("find_mass")
+    add_above = library.unrecorded("sum_above")
 
     def find_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows, groups = len(logits), logits.shape[1] // GROUP
+        rows, groups = logits.shape[0], logits.shape[1] // GROUP
         best = torch.empty(2, rows, dtype=torch.int32)
         largest = torch.empty(rows, groups)
         find(logits.data_ptr(), rows, groups, best.data_ptr(), largest.data_ptr())
@@ -51,7 +51,7 @@ def bind(library: Library) -> Scan:
 
 def bind_forbid(library: Library) -> Forbid:
     """The function that writes bounds into logits."""
-    write = library.function("forbid")
+    write = library.unrecorded("forbid")
 
     def forbid(logits: Tensor, bits: RowBits) -> None:
         rows, words = np.ascontiguousarray(bits.rows), np.ascontiguousarray(bits.words)

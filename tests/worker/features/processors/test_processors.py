@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import worker_config
 
-from worker.features.processors.custom_processors import LogitsProcessors
+from worker.features.processors.custom_processors import Processors
 from worker.options import WorkerOptions
 from worker.protocol import REFUSED_ARGUMENTS, NewSeq, Sampling
 
@@ -16,17 +16,17 @@ NOBODY = 8
 BUG = "RuntimeError: the operator's bug"
 
 
-def open_processors(*names: str) -> LogitsProcessors:
+def open_processors(*names: str) -> Processors:
     options = WorkerOptions(logits_processors=[f"operator_plugins:{name}" for name in names])
-    return LogitsProcessors(worker_config(options=options), torch.device("cpu"), NOBODY)
+    return Processors(worker_config(options=options), torch.device("cpu"), NOBODY)
 
 
-def admit(processors: LogitsProcessors, slot: int, tokens: list[int] | None = None, **arguments: Any) -> None:
+def admit(processors: Processors, slot: int, tokens: list[int] | None = None, **arguments: Any) -> None:
     params = Sampling(max_tokens=4, extra_args=arguments)
     processors.admit(NewSeq(slot, tokens or [1, 2], 2, params))
 
 
-def step(processors: LogitsProcessors, *slots: int) -> tuple[torch.Tensor, dict[int, str]]:
+def step(processors: Processors, *slots: int) -> tuple[torch.Tensor, dict[int, str]]:
     """The logits of these slots after a step; each row was 0, 1, 2, ... before."""
     logits = torch.arange(6.0).repeat(len(slots), 1)
     return logits, processors.apply(logits, slots, torch.tensor([5] * len(slots)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drawn_guesses import alone
-from opened import open_runner
+from opened import feature_of, open_runner
 from tiny import tiny_checkpoint
 
 from worker.features.states.state_steps import States
@@ -38,8 +38,8 @@ def test_states_are_those_without_guesses(
     if by_torch:
         monkeypatch.setattr(operations, "choose_kernels", lambda: (None, torch_operations.TABLE))
     runner = open_runner(hybrid, **SIZES, dtype="float32", state_snapshots=4, guesses=True)
-    states = runner._hooks.find(States)
-    assert states is not None and states.memory is not None
+    states = feature_of(runner, States)
+    assert states.memory is not None
     rows, first = states.memory._rows, runner._slots.count + 1
     (truth,) = alone(runner, [(PROMPT, PARAMS)])
     rows.zero_()

@@ -25,8 +25,8 @@ from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
 from worker.kernels.cuda.capabilities import Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters
 from worker.kernels.cuda.steps import layout_kernels as layouts
+from worker.kernels.cuda.steps.recorded_forms import SlotProgress
 from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
-from worker.tables.recorded_forms import SlotProgress
 from worker.tables.slots import Slots
 from worker.tables.staging import columns_of
 

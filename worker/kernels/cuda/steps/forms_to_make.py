@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from worker.kernels.cuda.steps.draft_passes import PassForm
-from worker.tables.recorded_forms import Form, MixedForm
+from worker.kernels.cuda.steps.recorded_forms import Form, MixedForm
 
 _URGENT, URGENT_TOKENS = 8, 64
 """The largest graphs that are made before the first request, of single tokens and of others."""

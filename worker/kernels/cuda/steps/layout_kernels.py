@@ -18,9 +18,10 @@ from triton.language import constexpr
 from models.context import StateRows
 from worker.kernels.cuda.attention_plan import Plan, enough_rows, least_keys
 from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.steps import recorded_forms
 from worker.sampling.top_k_top_p import Draws
 from worker.steps.compute import UnreadStep
-from worker.tables import random_bits, recorded_forms
+from worker.tables import random_bits
 from worker.tables.slots import PROGRESS_WORDS, Slots
 
 _COPIED = 128
@@ -308,6 +309,6 @@ def lay_out_samples(held_ptr, states_ptr, samples, width, nobody):
 def lay_out_sampling(held: Tensor, states: Tensor, slots: Slots, samples: SampleTensors) -> None:
     """Launch the layout of the rows that sample: `held` are their slots, `states` hold what is true after.
 
-    All that a row needs comes from the state of its slot (`worker/tables/recorded_forms.py`).
+    All that a row needs comes from the state of its slot (`worker/kernels/cuda/steps/recorded_forms.py`).
     """
     launch(lay_out_samples, (len(held),), held, states, samples, slots.width, slots.dummy, num_warps=1)

@@ -18,11 +18,11 @@ from worker.kernels.cuda.capabilities import Card, Tiles
 from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
 from worker.steps.compute import UnreadStep, Unrecordable
-from worker.tables.adapter_rows import numbers_of
-from worker.tables.positions import Columns, StepTokens
-from worker.tables.recorded_forms import state_words
+from worker.tables.adapter_rows import AdapterReads, numbers_of
+from worker.tables.positions import Columns, StepTokens, TypeReads
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of
+from worker.tables.state_rows import StateReads
 
 MOST_ROWS = 256
 MOST_SAMPLES = 64
@@ -57,8 +57,9 @@ class MixedStep:
         sizes = [room.size for room, _ in chain(*self._rooms.values())]
         self._fixed = [rows, rows + 1, rows, tokens, self.samples, self.samples]
         self._fixed += [] if slots.paged else [tokens]
-        self._fixed += [tokens] if slots.adapts else []
-        self._fixed += [STATE_COLUMNS * rows] if slots.has_states else []
+        adapts, has_states = "adapters" in slots.rooms, "states" in slots.rooms
+        self._fixed += [tokens] if adapts else []
+        self._fixed += [STATE_COLUMNS * rows] if has_states else []
         self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
         if 2 * sum(self._lengths) > len(buffer):
             raise Unrecordable("its plans of attention have no room in a form")
@@ -68,10 +69,10 @@ class MixedStep:
         """The last tokens of the rows that sample, and their slots."""
         further = iter(columns[6:])
         self._types = None if slots.paged else next(further)
-        self._adapters = next(further) if slots.adapts else None
+        self._adapters = next(further) if adapts else None
         self.adapters = on_device(self._adapters)
         """The adapters of the step's tokens, if sequences may have some."""
-        self._states = next(further).view(-1, rows) if slots.has_states else None
+        self._states = next(further).view(-1, rows) if has_states else None
         self._blocks = list(further)
         self._tensors = [each.first(tokens, rows) for each in largest]
         self._ids = self._tensors[0].ids
@@ -103,7 +104,9 @@ class MixedStep:
         `sampling`: the rows whose tokens a graph chooses. What is returned is that of a `LayOut`.
         """
         count, rows = columns.query_starts[-1], len(columns.slots)
-        dummy = self._slots.dummy
+        dummy, types = self._slots.dummy, columns.find(TypeReads)
+        adapters = columns.find(AdapterReads) or AdapterReads((), count)
+        states = columns.find(StateReads) or StateReads(())
         filled: list[tuple[Sequence[int] | np.ndarray, int]] = [
             (columns.slots, dummy),
             (columns.query_starts, count),
@@ -111,9 +114,9 @@ class MixedStep:
             (np.repeat(np.arange(rows), columns.counts), -1),
             ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
             ([columns.slots[row] for row in sampling], dummy),
-            *([] if self._slots.paged else [(columns.types or [], 0)]),
-            *([] if self._adapters is None else [(numbers_of(columns.adapters, count)[:count], 0)]),
-            *([] if self._states is None else [(state_words(columns.states, self.rows, dummy), 0)]),
+            *([] if self._slots.paged else [(types.types if types else [], 0)]),
+            *([] if self._adapters is None else [(numbers_of(adapters.runs, count)[:count], 0)]),
+            *([] if self._states is None else [(states.words(self.rows, dummy), 0)]),
             *((blocks, -1) for blocks in self._plan_step(columns)),
         ]
         packet.begin_form(

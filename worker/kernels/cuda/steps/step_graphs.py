@@ -35,14 +35,22 @@ from worker.kernels.cuda.steps.layout_kernels import (
     unread_step,
 )
 from worker.kernels.cuda.steps.mixed_step import MOST_ROWS, MOST_SAMPLES, MixedStep
+from worker.kernels.cuda.steps.recorded_forms import (
+    Form,
+    MixedForm,
+    SlotProgress,
+    StagedForm,
+    begin_step,
+)
+from worker.protocol import StepInput
 from worker.ranks.process_groups import Groups
 from worker.sampling.grouped_logits import GroupedLogits
 from worker.sampling.sampler import SampledTokens
 from worker.sampling.top_k_top_p import Draws
-from worker.steps.batch import Batch, Outcome
+from worker.steps.batch import Batch, Outcome, Staged
 from worker.steps.compute import Compute, Computing, UnreadStep
+from worker.tables.adapter_rows import AdapterReads
 from worker.tables.positions import Columns, LayOut
-from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotProgress, StagedForm
 from worker.tables.staging import Packet, columns_of
 
 logger = logging.getLogger(__name__)
@@ -116,7 +124,6 @@ class Graphs:
         self._card, self._layout = card, PlannedLayout(card)
         self.lay_out: LayOut = self._layout
         compute.lay_out = self._layout
-        self.forms: Forms | None = self
         self.progress = SlotProgress(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
         self._compute, self._recorder, self._draw = compute, open_recorder(), draw
@@ -132,12 +139,12 @@ class Graphs:
         """The place of what the stage before sends, if there is one."""
         if self._stream is not None:
             self._stream.zero_()  # a step may leave over what no stage has sent yet
-        passes, self._most_samples = compute.passes, rows
+        passes, self._most_samples = next(iter(compute.passes), None), rows
         # Where a drafter follows, all steps are of one kind, of which it reads the layout.
         self._sizes = [] if passes is not None else sizes_up_to(rows, ROWS)
         self._token_sizes = sizes_up_to(most, TOKENS)
         self._left, self.urgent = forms_to_make(
-            self._sizes, self._token_sizes, samples=rows > 0, adapts=slots.adapts
+            self._sizes, self._token_sizes, samples=rows > 0, adapts="adapters" in slots.rooms
         )
         self._graphs: dict[Form | MixedForm, _Graph] = {}
         self._seconds = 0.0  # that making graphs has taken so far
@@ -147,6 +154,9 @@ class Graphs:
         if self._passes.are_made:
             self._left = [each for form in self._left for each in with_pass(form)]
             self.urgent += sum(is_pass_of(form, URGENT_TOKENS) for form in self._left)
+
+    def begin(self, asked: StepInput, step: StepInput, columns: Columns, packet: Packet) -> Staged:
+        return begin_step(self, self._compute.slots, asked, step, columns, packet)
 
     def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
@@ -159,14 +169,14 @@ class Graphs:
     def stage_mixed(self, columns: Columns, sampling: Sequence[int], packet: Packet) -> StagedForm | None:
         """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
         count = columns.query_starts[-1]
-        adapted = bool(columns.adapters)
+        adapted = columns.find(AdapterReads) is not None
         for size in self._token_sizes:
             if not count <= size <= max(self._token_sizes[0], 2 * count):
                 continue
             form = self._find_mixed(size, len(columns.slots), len(sampling), adapted=adapted)
             if form is not None:
                 finish = self._steps[size].stage(columns, sampling if form.whole else (), packet)
-                return StagedForm(form, finish)
+                return StagedForm(finish, form=form)
         return None
 
     def _find_mixed(self, size: int, rows: int, samples: int, *, adapted: bool) -> MixedForm | None:
@@ -179,10 +189,10 @@ class Graphs:
         return plain if plain in self._graphs else None
 
     def __call__(self, batch: Batch) -> Outcome:
-        form = batch.form
-        if form is None:
+        if not isinstance(batch.staged, StagedForm):
             return self._compute(batch)
-        graph, sampled, compute = self._graphs[form], batch.sampled, self._compute
+        form, sampled, compute = batch.staged.form, batch.sampled, self._compute
+        graph = self._graphs[form]
         laid_out = batch.lay_out() if isinstance(form, MixedForm) else None
         hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
         if not compute.ends_model:
@@ -196,7 +206,9 @@ class Graphs:
             else:
                 tables = compute.report_prompts(batch, hidden, context)
                 outcome = Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
-            return compute.follow(batch, ids, context, outcome)
+            for follow in compute.hooks.follow:
+                outcome = follow(batch, ids, context, outcome)
+            return outcome
         if form.whole or sampled is None:
             tokens = graph.tokens_of(len(hidden))
         else:
@@ -319,9 +331,10 @@ class Graphs:
         """
         slots, count = self._compute.slots, len(lens)
         plan = self._layout.room_for(count, slots.max_len, lens.device)
-        lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count] * slots.has_states + [count]
+        has_states = "states" in slots.rooms
+        lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count] * has_states + [count]
         *_, states, adapters = columns_of(self.buffer, lengths)
-        places = states.view(-1, count) if slots.has_states else None
+        places = states.view(-1, count) if has_states else None
         step = unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)
         if step.states is not None:
             step.states.single = True
@@ -362,8 +375,8 @@ def open_graphs(
         replays = False
     if not replays:
         compute.lay_out = PlannedLayout(card)
-        if compute.passes is not None:
-            compute.passes.quicken(compute.lay_out, None)
+        for passes in compute.passes:
+            passes.quicken(compute.lay_out, None)
         return compute
     draws = groups.minimum(int(draw is not None))
     return Graphs(compute, card, lambda: Recorder(open_capture(), groups), draw if draws else None, most=most)

@@ -16,9 +16,10 @@ from worker.kernels.cuda.steps import step_graphs
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_splits
 from worker.kernels.cuda.steps.mixed_step import MixedStep
 from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS
-from worker.tables.positions import Columns
+from worker.tables.positions import Columns, TypeReads
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
+from worker.tables.state_rows import StateReads
 
 CARD = Card(90, 132)
 KEY = (Heads(8, 2, 64), torch.bfloat16, True)
@@ -87,7 +88,7 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     """Its blocks hold two tokens each, as 16 heads of 512 numbers share a key; other heads are narrower."""
     kinds = [(Heads(64, 4, dim), torch.bfloat16, paged) for dim in (512, 128)]
     slots = Slots(DEVICE, ROWS[-1], 8192, 64, paged=paged)
-    slots.has_states = True
+    slots.rooms["states"] = 1
     largest = StepTensors.make(DEVICE, TOKENS[-1], ROWS[-1], slots.most_blocks)
     form = torch.zeros(step_graphs._FORM_WORDS, dtype=torch.int32, device=DEVICE)
     step = MixedStep(TOKENS[-1], ROWS[-1], CARD, slots, kinds, form, largest)
@@ -97,8 +98,8 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     starts = [end - count for end, count in zip(ends, counts, strict=True)]
     query_starts = [sum(counts[:row]) for row in range(513)]
     columns = Columns(list(range(512)), starts, counts, ends, query_starts)
-    columns.states.extend([StateRow(row, row) for row in range(512)])
+    columns.reads.append(StateReads([StateRow(row, row) for row in range(512)]))
     packet = Packet(buffer, 8)
-    columns.types = [0] * TOKENS[-1]
+    columns.reads.append(TypeReads([0] * TOKENS[-1]))
     step.stage(columns, range(64), packet)
     packet.send()

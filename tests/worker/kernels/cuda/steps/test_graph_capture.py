@@ -145,7 +145,7 @@ def test_ranks_with_different_cards_replay_nothing(
     """The number of multiprocessors decides how keys are split, and so which graph suits a step."""
 
     def opened(card: Card, groups: Groups) -> object:
-        compute = cast("Compute", SimpleNamespace(passes=None))
+        compute = cast("Compute", SimpleNamespace(passes=[]))
         found = open_graphs(compute, card, Attempts, None, groups, most=64)
         assert found is compute and isinstance(compute.lay_out, PlannedLayout)
         return found

@@ -18,11 +18,11 @@ from models.config import read_config
 from models.context import context
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_attention import DecoderAttention
+from worker.kernels.cuda.steps.recorded_forms import Form
 from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS, graph_bytes, sizes_up_to
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 from worker.steps.output import NOT_FINITE
-from worker.tables.recorded_forms import Form
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
 SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -106,8 +106,7 @@ def found(runner: Runner) -> list[Form]:
     """The forms that a runner has recorded, when all is prepared."""
     while runner.prepare():
         pass
-    forms = runner._compute.forms  # pyright: ignore[reportPrivateUsage]
-    assert forms is not None
+    forms: Any = runner._compute  # pyright: ignore[reportPrivateUsage]
     known = [forms.find(rows, whole=whole, adapted=False) for whole in (True, False) for rows in (1, 2, 3)]
     return [form for form in known if form is not None]
 

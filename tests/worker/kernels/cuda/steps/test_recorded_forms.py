@@ -1,6 +1,7 @@
 """The steps that are sent as forms, and the place of a form on the device."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,12 +9,12 @@ import torch
 
 from worker.capacity import WorkerLimits
 from worker.features.guesses.guess_rows import Guesses
+from worker.kernels.cuda.steps.recorded_forms import LENGTH, Form, SlotProgress, StagedForm, begin_step
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.steps.batch import Batch
 from worker.steps.feature import Hooks
 from worker.steps.planner import StepPlanner
-from worker.tables.positions import Columns
-from worker.tables.recorded_forms import LENGTH, Form, SlotProgress
+from worker.tables.positions import Columns, lay_out
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -25,6 +26,7 @@ class Recorded:
     """Recordings of steps of four rows."""
 
     chooses = draws = True
+    lay_out = staticmethod(lay_out)
     chosen: list[int] | None = None
     """The rows whose tokens a recording was to choose in the last step that was no form."""
 
@@ -47,11 +49,15 @@ class Recorded:
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()
-        planner = StepPlanner(self.slots, 20, 100, self.hooks, forms=self)
+        planner = StepPlanner(self.slots, 20, 100, self.hooks, partial(begin_step, self, self.slots))
         batch = planner.plan(StepInput(1, list(new), seqs, fresh), self.packet)
-        if batch.form is None:
+        if form_of(batch) is None:
             batch.lay_out()
         return batch
+
+
+def form_of(batch: Batch) -> object:
+    return batch.staged.form if isinstance(batch.staged, StagedForm) else None
 
 
 def buffers(words: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +69,7 @@ def recorded() -> Recorded:
     """Two sequences of 3 tokens, which have sampled one."""
     made = Recorded()
     new = [NewSeq(slot, [5, 6, 7], 3, GREEDY) for slot in (0, 2)]
-    assert made.step([SeqStep(slot, 0, 3, [slot], True) for slot in (0, 2)], *new).form is None
+    assert form_of(made.step([SeqStep(slot, 0, 3, [slot], True) for slot in (0, 2)], *new)) is None
     assert made.progress.table[[0, 2], LENGTH].tolist() == [3, 3]
     return made
 
@@ -74,9 +80,9 @@ def next_rows(at: int, blocks: list[int] | None = None, **changed: Any) -> list[
 
 
 def test_a_form_is_filled_up_and_lies_where_it_always_does(recorded: Recorded) -> None:
-    assert recorded.step(next_rows(3)).form == Form(4, whole=True)
+    assert form_of(recorded.step(next_rows(3))) == Form(4, whole=True)
     assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, -1, -1, -1, -1, 0, 0, 0, 0]
-    assert recorded.step(next_rows(4, [9])).form == Form(4, whole=True)
+    assert form_of(recorded.step(next_rows(4, [9]))) == Form(4, whole=True)
     assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, 1, 1, -1, -1, 9, 9, 0, 0]
     assert recorded.slots.blocks[:3] == [2, 0, 2]
 
@@ -86,7 +92,7 @@ def test_a_form_has_a_block_for_each_group() -> None:
     new = [NewSeq(slot, [5, 6, 7, 8], 4, GREEDY) for slot in (0, 2)]
     recorded.step([SeqStep(slot, 0, 4, [slot, 3 + slot], True) for slot in (0, 2)], *new)
     rows = [SeqStep(slot, 4, 1, [9, slot], True, 1) for slot in (0, 2)]
-    assert recorded.step(rows).form == Form(4, whole=True)
+    assert form_of(recorded.step(rows)) == Form(4, whole=True)
     assert recorded.buffer[4:16].tolist() == [1, 1, -1, -1, 9, 9, 0, 0, 0, 4, 0, 0]
     assert recorded.slots.blocks[:3] == [2, 0, 2]
 
@@ -102,39 +108,39 @@ def test_a_form_has_a_block_for_each_group() -> None:
     ids=["no sample", "another length", "another number of tokens", "two blocks"],
 )
 def test_other_steps_are_sent_as_they_are(recorded: Recorded, seqs: list[SeqStep]) -> None:
-    assert recorded.step(seqs).form is None
+    assert form_of(recorded.step(seqs)) is None
 
 
 def test_a_step_that_brings_a_sequence_is_sent_as_it_is(recorded: Recorded) -> None:
     new = NewSeq(1, [5], 1, GREEDY)
-    assert recorded.step([*next_rows(3), SeqStep(1, 0, 1, [7], True)], new).form is None
+    assert form_of(recorded.step([*next_rows(3), SeqStep(1, 0, 1, [7], True)], new)) is None
 
 
 def test_bounds_and_logprobs_end_a_form_with_the_logits(recorded: Recorded) -> None:
-    assert recorded.step(next_rows(3, bound=True)).form == Form(4, whole=False)
+    assert form_of(recorded.step(next_rows(3, bound=True))) == Form(4, whole=False)
     asks = NewSeq(1, [5, 6, 7], 3, Sampling(max_tokens=9, logprobs=1))
     recorded.step([SeqStep(1, 0, 3, [7], True)], asks)
     batch = recorded.step([*next_rows(4, [9]), SeqStep(1, 3, 1, [], True, 1)])
-    assert batch.form == Form(4, whole=False)
+    assert form_of(batch) == Form(4, whole=False)
     assert batch.sampled is not None
     assert batch.sampled.flat.tolist() == [5, 2 * 21 + 5, 21 + 4]
 
 
 def test_nothing_is_believed_after_a_failed_step(recorded: Recorded) -> None:
-    assert recorded.step(next_rows(3)).form is not None
-    assert recorded.step(next_rows(4, [9]), fresh=True).form is None
-    assert recorded.step(next_rows(5)).form is not None, "the step before told what holds"
+    assert form_of(recorded.step(next_rows(3))) is not None
+    assert form_of(recorded.step(next_rows(4, [9]), fresh=True)) is None
+    assert form_of(recorded.step(next_rows(5))) is not None, "the step before told what holds"
 
 
 def test_guesses_are_sent_as_they_are_and_nobody_knows_how_many_hold(recorded: Recorded) -> None:
     """The recording would count the tokens of a slot in the table, for each of its rows the same."""
     guessing = SeqStep(0, 3, 1, [5], True, 1, guesses=[8, 9])
-    assert recorded.step([guessing, SeqStep(2, 3, 1, [], True, 1)]).form is None
+    assert form_of(recorded.step([guessing, SeqStep(2, 3, 1, [], True, 1)])) is None
     assert recorded.chosen == []
     assert recorded.slots.tokens[0, 4:6].tolist() == [8, 9]
     assert recorded.slots.blocks[:3] == [2, 0, 1]
-    assert recorded.step([SeqStep(2, 4, 1, [9], True, 2)]).form == Form(4, whole=True), "others are known"
+    assert form_of(recorded.step([SeqStep(2, 4, 1, [9], True, 2)])) == Form(4, whole=True), "others are known"
     next_step = [SeqStep(0, 5, 1, [], True, 3)]
-    assert recorded.step(next_step).form is None
+    assert form_of(recorded.step(next_step)) is None
     assert recorded.chosen == [0]
-    assert recorded.step([SeqStep(0, 6, 1, [], True, 4)]).form == Form(4, whole=True)
+    assert form_of(recorded.step([SeqStep(0, 6, 1, [], True, 4)])) == Form(4, whole=True)

@@ -7,20 +7,23 @@ told its slots alone. Every other step writes the rows of its own sequences ther
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from models.state_rows import STATE_COLUMNS, StateRow
-from worker.protocol import SeqStep
-from worker.tables.adapter_rows import numbers_of
-from worker.tables.positions import Columns, StepTokens
+from worker.protocol import SeqStep, StepInput
+from worker.sampling.sampler import GREEDY, SampleTargets
+from worker.steps.batch import Staged
+from worker.tables.adapter_rows import AdapterReads, numbers_of
+from worker.tables.positions import Columns, LayOut, StepTokens
 from worker.tables.random_bits import stream
 from worker.tables.slots import PROGRESS_WORDS, Slots
 from worker.tables.staging import Column, Packet
+from worker.tables.state_rows import StateReads
 
 LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
 SHIFT = STREAM + 2
@@ -91,12 +94,11 @@ class MixedForm:
     """Whether tokens may have adapters."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedForm:
-    """A recorded step at the beginning of a packet, and what a `LayOut` returns for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedForm(Staged):
+    """A recorded step at the beginning of a packet."""
 
     form: Form | MixedForm
-    finish: Callable[[], StepTokens]
 
 
 class Forms(Protocol):
@@ -110,6 +112,11 @@ class Forms(Protocol):
     buffer: Tensor
     """Where forms lie on the device, int32."""
 
+    @property
+    def lay_out(self) -> LayOut:
+        """The layout of steps that are not recorded."""
+        ...
+
     def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         """The smallest recorded form that has so many rows, if that is not far too large."""
         ...
@@ -122,15 +129,47 @@ class Forms(Protocol):
         ...
 
 
-def state_words(rows: Sequence[StateRow], length: int, nobody: int) -> np.ndarray:
-    """The table of `state_columns`, row by row; rows behind `rows` have the states of nobody's slot."""
-    table = np.zeros((STATE_COLUMNS, length), np.int32)
-    table[:2] = nobody
-    table[:2, : len(rows)] = np.array([row[:2] for row in rows]).T
-    for at, row in enumerate(rows):
-        for index, kept in enumerate(row.kept):
-            table[2 + 2 * index : 4 + 2 * index, at] = kept
-    return table.ravel()
+def begin_step(
+    forms: Forms, slots: Slots, asked: StepInput, step: StepInput, columns: Columns, packet: Packet
+) -> Staged:
+    """Begin a packet with the form of a recorded step that has all of it, or as any step is laid out.
+
+    `asked`: the step without the rows of guesses.
+    """
+    if step.fresh:
+        forms.progress.forget()
+    if (
+        step is asked
+        and not step.new
+        and all(each.in_single for each in columns.reads)
+        and (form := find_form(forms, step.seqs, columns, slots)) is not None
+    ):
+        return send_form(forms, form, step.seqs, columns, slots, packet)
+    words = [forms.progress.after(known)] if (known := _single_rows(forms, asked, step, slots)) else []
+    sampling = columns.sampling
+    if not can_choose(forms, [step.seqs[row] for row in sampling], slots):
+        sampling = []
+    if (
+        all(each.in_mixed for each in columns.reads)
+        and (mixed := forms.stage_mixed(columns, sampling, packet)) is not None
+    ):
+        return replace(mixed, words=words, sampled=_sampled_by(forms, columns) if mixed.form.whole else None)
+    return Staged(forms.lay_out(columns, slots, packet), words=words)
+
+
+def _single_rows(forms: Forms, asked: StepInput, step: StepInput, slots: Slots) -> list[SeqStep]:
+    """Find the rows of sequences that are not pooled; how far one with several gets, nobody knows yet."""
+    generating = [seq for seq in asked.seqs if slots.pooling[seq.slot] is None]
+    if step is asked:
+        return generating
+    rows = Counter(seq.slot for seq in step.seqs)
+    forms.progress.forget([slot for slot, count in rows.items() if count > 1])
+    return [seq for seq in generating if rows[seq.slot] == 1]
+
+
+def _sampled_by(forms: Forms, columns: Columns) -> SampleTargets:
+    """The rows that sample in a step whose recording chooses their tokens, and writes them itself."""
+    return SampleTargets(None, forms.buffer[:0], columns.sampling, GREEDY, {})
 
 
 def find_form(forms: Forms, seqs: Sequence[SeqStep], columns: Columns, slots: Slots) -> Form | None:
@@ -138,7 +177,7 @@ def find_form(forms: Forms, seqs: Sequence[SeqStep], columns: Columns, slots: Sl
     if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
         return None
     whole = can_choose(forms, seqs, slots)
-    form = forms.find(len(seqs), whole=whole, adapted=bool(columns.adapters))
+    form = forms.find(len(seqs), whole=whole, adapted=columns.find(AdapterReads) is not None)
     return form if form is not None and forms.progress.knows(seqs) else None
 
 
@@ -176,14 +215,15 @@ def send_form(
         slots.blocks[seq.slot] += len(seq.blocks) // slots.groups
     fields = (held, slots.dummy), (places, -1), *((blocks, 0) for blocks in groups)
     columns = [Column(values, fill, form.rows) for values, fill in fields]
-    if step.states:
-        words = state_words(step.states, form.rows, slots.dummy)
+    if states := step.find(StateReads):
+        words = states.words(form.rows, slots.dummy)
         columns.append(Column(words, 0, len(words)))
-    if form.adapted:
-        columns.append(Column(numbers_of(step.adapters, len(seqs))[: len(seqs)], 0, form.rows))
+    if adapters := step.find(AdapterReads):
+        columns.append(Column(numbers_of(adapters.runs, len(seqs))[: len(seqs)], 0, form.rows))
     packet.begin_form(forms.buffer, columns)
     forms.progress.advance(held)
-    return StagedForm(form, _not_laid_out)
+    sampled = _sampled_by(forms, step) if form.whole else None
+    return StagedForm(_not_laid_out, brings_blocks=True, sampled=sampled, form=form)
 
 
 def _not_laid_out() -> StepTokens:
