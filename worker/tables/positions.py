@@ -35,7 +35,7 @@ class Read(Protocol):
         """Whether recorded steps of any rows have."""
         ...
 
-    def stage(self, packet: Packet) -> Show:
+    def stage(self, packet: Packet, /) -> Show:
         """Send it with a step that is no recorded one."""
         ...
 
