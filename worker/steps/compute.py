@@ -162,7 +162,7 @@ class Compute:
             forbid=partial(self._forbid, batch) if targets.bound else None,
             process=partial(self._process, targets) if hooks.process else None,
         )
-        table.view(-1)[targets.flat] = tokens.tokens
+        table.view(-1)[targets.flat] = tokens.packed[0]
         return tokens
 
     def _forbid(self, batch: Batch, logits: Tensor) -> None:

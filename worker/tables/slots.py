@@ -17,7 +17,7 @@ from worker.protocol import NewSeq, Pooling, Sampling, SeqStep
 
 _NO_SAMPLING = Sampling(max_tokens=1)
 PROGRESS_WORDS = 12
-"""The words of what a device knows of a slot to count on by itself (`recorded_forms.py`)."""
+"""The words of what a device knows of a slot to count on by itself in recorded steps."""
 _MULTIPLE = 4
 """The words of which a table's beginning is a multiple: other addresses would be compiled for anew."""
 

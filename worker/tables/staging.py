@@ -2,7 +2,7 @@
 
 `Packet.ints` and `Packet.floats` write on the host and hand out the tensor on the device at once; it holds
 the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead. A
-form (`recorded_forms.py`) goes to the same place on the device every time, which copies reach in the order of
+form (of a recorded step) goes to the same place on the device every time, which copies reach in the order of
 steps. Every tensor begins at a multiple of 16 bytes: kernels would be compiled anew for other addresses.
 """
 
