@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from engine_core.client.in_flight import AddOptions
-from server.access.key_file import Key, Right
+from server.access.key_file import Key
 from server.errors import BadRequest, DeadlineExceeded, QuotaExceeded, TooLate
 from server.metrics.server_metrics import KeyCounters
 from server.options.server_config import AccessOptions
@@ -210,34 +210,10 @@ ANYONE = Caller()
 """The caller of a program that uses the engine directly, and of all clients that are not told apart."""
 
 
-def caller_of(request: Request) -> Caller:
-    """The client that sends a request: the holder of its key, or else the address at the other end."""
-    scope = request.scope
-    caller = scope.get("caller")
-    if caller is None:
-        by_address = scope["app"].state.config.access.fair_between == "addresses"
-        caller = scope["caller"] = caller_at(scope, by_address=by_address)
-    return caller
-
-
 def caller_at(scope: Scope, *, by_address: bool) -> Caller:
     """The client at the other end of a connection. All clients of a Unix socket are one."""
     client = scope.get("client") if by_address else None
     return ANYONE if client is None else _caller_at(client[0])
-
-
-def require_right(request: Request, *rights: Right) -> None:
-    """Raises Forbidden if the client's key may be used for none of these."""
-    caller: Caller | None = request.scope.get("caller")
-    if caller is not None and caller.key is not None:
-        caller.key.require(*rights)
-
-
-def begin_request(request: Request) -> None:
-    """Count a request against the quotas of the client's key; raises QuotaExceeded if they are used up."""
-    caller: Caller | None = request.scope.get("caller")
-    if caller is not None and caller.account is not None:
-        caller.account.begin_request()
 
 
 @lru_cache(maxsize=1024)

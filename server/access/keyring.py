@@ -19,6 +19,7 @@ from engine_core.engine_stats import Stats
 from server.access.admission import Admissions
 from server.access.client_identity import Account, Caller, caller_at
 from server.access.key_file import Key, KeyFileError, read_keys
+from server.access.request_state import state_of
 from server.errors import ApiError
 from server.metrics.server_metrics import KeyCounters
 from server.options.server_config import AccessOptions
@@ -178,7 +179,7 @@ class Access:
             if holder is not OPERATOR:
                 if holder.key is not None and holder.key.has_expired():
                     return None
-                scope["caller"] = holder
+                state_of(scope).caller = holder
                 return holder
         return caller_at(scope, by_address=self._by_address)
 
@@ -212,7 +213,7 @@ def head_check(admissions: Admissions, paths: Collection[str], access: Access) -
     """Makes the check of requests for `paths`, those of endpoints that ask the engine, at their heads.
 
     A full server then spends nothing else on them, and a crowd of one client gets the same error until a
-    place is given or taken back. Others get a place, `scope["admission"]`, until they end.
+    place is given or taken back. Others get a place, the `admission` of its state, until they end.
     """
     targets = frozenset(path.encode() for path in paths)
     last: _Refusal | None = None
@@ -234,7 +235,7 @@ def head_check(admissions: Admissions, paths: Collection[str], access: Access) -
             last = known if caller.max_queued is None else None
             return error.with_traceback(None)  # it would hold the request
         if admission is not None:
-            scope["admission"] = admission
+            state_of(scope).admission = admission
         return None
 
     return check

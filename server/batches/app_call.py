@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
+from server.access.request_state import state_of
 from server.batches.lines import pause_of
 
 PRIORITY = b"1000000000"
@@ -54,7 +55,7 @@ class OwnerCalls:
         while True:
             scope = _scope(path, request_id)
             if (caller := self._caller(owner)) is not None:
-                scope["caller"] = caller
+                state_of(scope).caller = caller
             pause, answer = await self._send(scope, body, on_part)
             failed_loads += _LOAD_FAILED in answer.body
             if answer.status not in _BUSY or failed_loads == _MOST_LOADS:

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of, state_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, TooLarge, Unavailable
 from server.http.error_answers import CLIENT_GONE, explain, path_of
@@ -30,7 +30,6 @@ from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.reading.body_table import BY_PATH, CHAT, COMPLETION, OTHER_BODY, Reading
-from server.requests.timing import RequestTimes
 
 R = TypeVar("R")
 
@@ -68,11 +67,6 @@ def _give_back() -> None:
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # only glibc has it
         system.malloc_trim(0)
-
-
-def frontend_in(scope: Scope) -> Any:
-    """The frontend of the model that a request is for; of a server of one model, its only one."""
-    return scope["frontend"] if "frontend" in scope else scope["app"].state.frontend
 
 
 class BodyMemory:
@@ -164,15 +158,10 @@ def no_room_for_body() -> Unavailable:
     )
 
 
-INLINE, ITEMS = "inline_files", "media_items"
-"""The entries of a request's scope with the files that were cut out of its body, and with the items that were
-prepared for it, by their hashes."""
-
-
 async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
     """Reads a body, once more if it needs items that have to be prepared first."""
-    scope, reader = request.scope, frontend_in(request.scope).media
-    inline: InlineFiles | None = scope.get(INLINE)
+    state = state_of(request.scope)
+    reader, inline = state.frontend.media, state.inline_files
     try:
         found = await read(NO_MEDIA)
     except MediaNeeded as needed:
@@ -183,29 +172,21 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
             items = await while_connected(request.receive, work)
         except ClientGone:
             raise ClientDisconnect from None
-        scope[ITEMS] = {item.hash: item for item in items.values()}
+        state.media_items = {item.hash: item for item in items.values()}
         found = await read(reader.lay(items))
     if inline is not None:
         inline.check_taken()
     return found
 
 
-SPACE = "embedding_space"
-"""The entry of a request's scope with the space of its vectors, which a header of the answer tells."""
-ASKED = "asked"
-"""The entry of a request's scope with the body that may be kept, and computed later."""
 CONTINUED = ("/v1/responses", "/v1/responses/input_tokens")
 """Endpoints whose bodies may name an earlier response to continue."""
-READ = "read"
-"""The entry of a request's scope with what the helper has read of its body."""
-HELD = ("frontend", "admission", "work", ASKED, READ, INLINE, ITEMS)
-"""The entries of a request's scope that hold much memory, of the request or of its model."""
 
 
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
     """The body with what it continues, if this server keeps that."""
     kept = request.app.state.runner.kept
-    raw = request.scope[ASKED] = await kept.expand(caller_of(request).key_name, raw)
+    raw = state_of(request.scope).continued = await kept.expand(caller_of(request).key_name, raw)
     return raw
 
 
@@ -242,15 +223,13 @@ class Endpoint(APIRoute):
         if scope["method"] not in self.methods:
             return await super().handle(scope, receive, send)
         request = Request(scope, receive, send)
-        times = scope["times"] = RequestTimes()
-        if "arrived" in scope:  # and has waited for its model to be loaded
-            times.started = scope["arrived"]
+        state = state_of(scope)
         response: Response | None = None
         try:
             response = await self.respond(request)
-            response.raw_headers.extend(times.headers())
-            if SPACE in scope:
-                response.raw_headers.append((b"x-embedding-space", scope[SPACE].encode()))
+            response.raw_headers.extend(state.times.headers())
+            if state.embedding_space:
+                response.raw_headers.append((b"x-embedding-space", state.embedding_space.encode()))
             await response(scope, receive, send)
         except (ApiError, HTTPException) as error:
             await explain(request, error)(scope, receive, send)
@@ -262,7 +241,9 @@ class Endpoint(APIRoute):
             raise  # a bug: the HTTP server logs it
 
     async def respond(self, request: Request) -> Response:
-        arguments: dict[str, Any] = {}
+        state, arguments = state_of(request.scope), dict[str, Any]()
+        if state.frontend is None:
+            state.frontend = request.scope["app"].state.frontend
         if self.param_convertors:
             arguments.update(request.path_params)
         if self._takes_request:
@@ -274,7 +255,8 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        frontend, most = frontend_in(request.scope), self._most_bytes
+        state, most = state_of(request.scope), self._most_bytes
+        frontend = state.frontend
         media = frontend.media if self._takes_media else None
         if self._reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
             most = MAX_BODY  # it may have embeddings
@@ -286,7 +268,7 @@ class Endpoint(APIRoute):
             whole = await read_body(request.receive, most=most + media.most_bytes)
             if self._continues:
                 whole = await _expanded(request, whole)
-            inline = request.scope[INLINE] = InlineFiles()
+            inline = state.inline_files = InlineFiles()
             raw = inline.cut(whole, most)
             if len(raw) > most:
                 raise body_too_large(most)
@@ -301,8 +283,8 @@ class Endpoint(APIRoute):
         if self._reading is None:
             check_values(raw)
             return raw
-        frontend = frontend_in(request.scope)
-        reading, facts = self._reading, frontend.facts
+        state, reading = state_of(request.scope), self._reading
+        frontend, facts = state.frontend, state.frontend.facts
         work = with_media(request, lambda media: frontend.helper.read(reading, raw, facts, media))
         BODY_MEMORY.taken += len(raw)
         try:
@@ -311,7 +293,7 @@ class Endpoint(APIRoute):
             raise ClientDisconnect from None
         finally:
             BODY_MEMORY.give_back(len(raw))
-        request.scope[READ] = found.result
+        state.read = found.result
         return found.body
 
 

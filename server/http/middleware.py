@@ -9,15 +9,16 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
+from server.access.request_state import KEY, Attributes, Described, state_of
 from server.errors import ApiError, BadRequest, Forbidden, HttpError, Unauthorized
 from server.http import endpoint
 from server.http.error_answers import error_response, path_of
@@ -123,7 +124,7 @@ class HttpMetrics:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        started = time.monotonic()
+        state, started = state_of(scope), time.monotonic()
         status = 500
 
         def note_status(head: Message) -> None:
@@ -133,15 +134,14 @@ class HttpMetrics:
         try:
             await self._app(scope, receive, on_head(send, note_status))
         finally:
-            if (admission := scope.get("admission")) is not None:
-                admission.release()
+            if state.admission is not None:
+                state.admission.release()
             handler = getattr(scope.get("route"), "path", "none")
             seconds = time.monotonic() - started
             self._metrics.http(handler, _known_method(scope["method"]), status, seconds)
-            if self._traces is not None and "work" in scope:
-                self._traces.report(scope, seconds, status)
-            for name in endpoint.HELD:  # a connection that stays open keeps the scope of its last request
-                scope.pop(name, None)
+            if self._traces is not None and state.work is not None:
+                self._traces.report(scope, state.work, state.times, seconds, status)
+            del scope[KEY]  # a connection that stays open keeps the scope of its last request
 
 
 def _known_method(method: str) -> str:
@@ -173,10 +173,10 @@ class TimingHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = state_of(scope)
+
         def add_times(head: Message) -> None:
-            times: RequestTimes | None = scope.get("times")
-            if times is not None:
-                head["headers"] = [*head.get("headers", ()), *times.named_headers()]
+            head["headers"] = [*head.get("headers", ()), *state.times.named_headers()]
 
         await self._app(scope, receive, on_head(send, add_times))
 
@@ -259,7 +259,8 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or is_open(scope):
             return await self._app(scope, receive, send)
-        caller: Caller | None = scope.get("caller") or self._access.holder(scope)
+        state = state_of(scope)
+        caller = state.caller or self._access.holder(scope)
         error = _refusal(scope, caller)
         if error is None and caller is not None and self._names:
             error, caller = _other_model(caller, self._names), caller.for_model(self._names)
@@ -269,13 +270,14 @@ class KeyCheck:
             return await error_response(error, path_of(scope))(scope, receive, send)
         if caller is None or caller is OPERATOR:
             return await self._app(scope, receive, send)
-        scope["caller"] = caller
+        state.caller = caller
         scope.setdefault("state", {})["key"] = caller.owner
         KEY_NAME.set(caller.owner)
         if (account := caller.account) is not None and account.has_quotas:
 
             def tell_quotas(head: Message) -> None:
-                known = scope["caller"].account or account  # by now its model may be known
+                now = state.caller  # by now its model may be known
+                known = now.account if now is not None and now.account is not None else account
                 head["headers"] = [*head.get("headers", ()), *known.headers()]
 
             send = on_head(send, tell_quotas)
@@ -306,17 +308,8 @@ def _other_model(caller: Caller, names: Collection[str]) -> ApiError | None:
     )
 
 
-Attributes = Mapping[str, str | int | float | None]
-"""Names and values; None if nothing is known."""
-
 _CONTEXT = ("traceparent", "tracestate")
 """The headers by which W3C Trace Context says which span a request belongs to."""
-
-
-class Described(Protocol):
-    """The work of a request, which its route has put into the scope as `work`."""
-
-    def describe(self) -> Attributes: ...
 
 
 def _make_tracer(endpoint: str) -> Tracer:
@@ -353,9 +346,9 @@ class Traces:
         self._kind, self._error = SpanKind.SERVER, Status(StatusCode.ERROR)
         self._extract = TraceContextTextMapPropagator().extract
 
-    def report(self, scope: Scope, seconds: float, status: int) -> None:
+    def report(self, scope: Scope, work: Described, times: RequestTimes, seconds: float, status: int) -> None:
         """Send the span of a request that has taken so many seconds until now."""
-        work, times, began = scope["work"], scope["times"], time.time_ns() - round(1e9 * seconds)
+        began = time.time_ns() - round(1e9 * seconds)
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         context = self._extract({name: given[name] for name in _CONTEXT if name in given})
         span = self._tracer.start_span("llm_request", context, self._kind, start_time=began)

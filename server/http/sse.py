@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.access.request_state import state_of
 from server.errors import ApiError, Internal
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._clock = send, asyncio.get_running_loop().time
         self._written = self._clock()
-        if follow_reader := scope.get("follow_reader"):  # from our own connections
+        if (follow_reader := state_of(scope).follow_reader) is not None:
             follow_reader(self._on_flow)
         try:
             await while_connected(receive, self._run())

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.access.client_identity import begin_request
+from server.access.request_state import begin_request, state_of
 from server.api.fields import FIRST_ERROR
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
@@ -156,7 +156,7 @@ async def is_scaling(request: Request) -> JSONResponse:
 async def abort(request: Request, body: AbortBody) -> JSONResponse:
     """End these requests. Their answers finish with "abort". A key of a file that is no administrator's ends
     its own requests only."""
-    caller = request.scope.get("caller")
+    caller = state_of(request.scope).caller
     others = caller is None or caller.key is None or caller.key.admin
     found = await server_of(request).abort(body.request_ids, None if others else caller)
     return JSONResponse({"aborted": found})

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine_core.client.in_flight import AddOptions
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of
 from server.answers.answer_format import NO_REASONING
 from server.answers.format_detection import find_format
 from server.api.completions import (

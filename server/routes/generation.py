@@ -12,14 +12,13 @@ from msgspec import UNSET, UnsetType
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
+from server.access.request_state import Attributes
 from server.api.logprobs import TokenNames
 from server.api.shared_fields import ChunkChoice, GenerationBody, StreamOptions, Usage
 from server.errors import BadRequest
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
-from server.http.endpoint import ITEMS
-from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
 from server.media.prompt import as_media
 from server.options.server_config import GuessReportLevel
@@ -84,7 +83,7 @@ class GenerationCall(EngineCall):
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self._keep_alive = config.sse_keep_alive_interval
         self._counts_output, self._admission = counts_output, admission
-        self._options, self._bounds, self._scope = self._add_options(admission), bounds, request.scope
+        self._options, self._bounds = self._add_options(admission), bounds
         self._guess_level: GuessReportLevel = config.reports.per_request_spec_decode_metrics
         self.metrics: AnswerMetrics | UnsetType = UNSET
         """What became of guesses, if the operator wants it told and there is one answer."""
@@ -99,7 +98,7 @@ class GenerationCall(EngineCall):
         self._output, self._cached = [0] * self.choices, [0] * len(prompts)
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
-        request.scope["work"] = self  # for traces
+        self.state.work = self
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.sampling.n]
@@ -149,7 +148,7 @@ class GenerationCall(EngineCall):
         options: AddOptions = {**self._options, **self._bounds[number]}
         prompt = self.prompts[number]
         if prompt.rows or prompt.media:
-            items = as_media(prompt.media, self._scope[ITEMS]) if prompt.media else ()
+            items = as_media(prompt.media, self.state.media_items) if prompt.media else ()
             media = (*(each.as_media() for each in prompt.rows), *items)
             options["media"] = tuple(sorted(media, key=lambda one: one.at))
         return self.frontend.generate(
@@ -211,7 +210,7 @@ class GenerationCall(EngineCall):
     def usage(self) -> Usage:
         counts = self.counts
         reasoning = None if self.reasoning is None else sum(self.reasoning.values())
-        media = sum(map(_media_tokens, self.prompts)) if ITEMS in self._scope else 0
+        media = sum(map(_media_tokens, self.prompts)) if self.state.media_items else 0
         return self._timed(self._usage(counts.prompt, counts.output, counts.cached, reasoning, media))
 
     def usage_of(self, choice: int) -> Usage:

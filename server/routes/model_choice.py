@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
+from server.access.request_state import state_of
 from server.api.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
 from server.api.moderations import OPENAI
 from server.errors import (
@@ -90,7 +91,6 @@ class ModelChoice:
             await Response(status_code=CLIENT_GONE)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        scope["arrived"] = time.monotonic()
         self._models.require_ready()
         if path in RECORDINGS:
             async with self._peeked_form(scope, receive) as (asked, receive):
@@ -120,13 +120,14 @@ class ModelChoice:
         """Answers with the model that is asked for. `raw` is the body, but for a form, which is received."""
         path = path_of(scope)
         recorded = path in RECORDINGS
-        caller: Caller | None = scope.get("caller")
+        request = state_of(scope)
+        caller = request.caller
         named = self._find(scope, asked, caller)
         state = named.state
         if recorded and named.adapter:
             raise NotFound(f"`{named.adapter}` is an adapter, and those answer no recordings.", "model")
         if caller is not None:
-            scope["caller"] = caller.for_model(self._models.names_of(state))
+            request.caller = caller.for_model(self._models.names_of(state))
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
@@ -136,9 +137,9 @@ class ModelChoice:
                 waits = self._wait(scope, receive, stack, named, answer)
                 await (waits if recorded else while_connected(receive, waits))
                 if (task := task_asked(path, asked)) is not None:
-                    adapters: ServedAdapters | None = scope["frontend"].adapters
+                    adapters: ServedAdapters | None = request.frontend.adapters
                     own = adapters and adapters.of_task(named.adapter or None, task)
-                    scope["frontend"] = own or scope["frontend"]
+                    request.frontend = own or request.frontend
             except ApiError as error:
                 if not answer.has_begun:
                     raise
@@ -170,7 +171,7 @@ class ModelChoice:
     ) -> None:
         """Enter a model when it is loaded, and its adapter is found."""
         state = named.state
-        until = latest_begin(scope, receive, self._models.config.access, scope["arrived"])
+        until = latest_begin(scope, receive, self._models.config.access)
         own = scope["server"] is None  # a line of a batch, or a response in the background
         using = self._models.using(state, background=own)
         entering = asyncio.ensure_future(_enter(stack, using, named.adapter))
@@ -184,7 +185,7 @@ class ModelChoice:
                 if not entering.done():
                     await answer.tell(f"loading {state.slot.name}: {state.progress}")
                     patience = COMMENT_SECONDS
-            scope["frontend"] = entering.result()
+            state_of(scope).frontend = entering.result()
         finally:
             entering.cancel()
             await asyncio.wait([entering])
@@ -266,9 +267,9 @@ def name_asked(scope: Scope, asked: _Asked | None) -> str | None:
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None)
 
 
-def latest_begin(scope: Scope, receive: Receive, options: AccessOptions, arrived: float) -> float | None:
+def latest_begin(scope: Scope, receive: Receive, options: AccessOptions) -> float | None:
     """The time until which a request may wait for its model, if that is bounded."""
-    limits = limits_of(Request(scope, receive), options, arrived, None)
+    limits = limits_of(Request(scope, receive), options, state_of(scope).times.started, None)
     return None if limits is None else min(limits.begins, limits.ends)
 
 

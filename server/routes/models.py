@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine_core.adapters.messages import AdapterState
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import Forbidden, NotFound, Unavailable
 from server.frontend.adapters import ServedAdapters

@@ -15,13 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
-from server.access.client_identity import caller_of, require_right
 from server.access.key_file import Right
+from server.access.request_state import Attributes, caller_of, require_right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import Usage
 from server.errors import ApiError
-from server.http.endpoint import ITEMS, SPACE
-from server.http.middleware import Attributes
 from server.http.sse import encode
 from server.model_facts import OUTPUTS, POOLING, no_scores, no_task, require_task
 from server.reading.body_table import PoolingRequestBody, ReadTexts
@@ -110,7 +108,7 @@ class PoolingCall(EngineCall):
         self._required_space, self._space = _required_space(request), UNSET
         self.spaces: dict[str, str] | UnsetType = UNSET
         """The space of each of several outputs, by its name."""
-        request.scope["work"] = self  # for traces
+        self.state.work = self
 
     def describe(self) -> Attributes:
         tokens = {"gen_ai.usage.prompt_tokens": self.tokens, "gen_ai.usage.completion_tokens": 0}
@@ -144,7 +142,7 @@ class PoolingCall(EngineCall):
             request_id=self.id,
             replica=self._replica,
             admission=admission,
-            media_items=self.request.scope.get(ITEMS, {}),
+            media_items=self.state.media_items,
             **options,
         )
         self.times.add_round(answers)
@@ -177,7 +175,7 @@ class PoolingCall(EngineCall):
             check_space(self._required_space, space)
             self._required_space = None
         if space is not None:
-            self.request.scope[SPACE] = self._space = str(space)
+            self.state.embedding_space = self._space = str(space)
         params = found.items[0].params
         if params.outputs:
             each = [msgspec.structs.replace(params, task=task) for task in (params.task, *params.outputs)]

@@ -18,21 +18,28 @@ from fastapi import Depends, Request, Response
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
-from server.access.client_identity import begin_request, caller_of, limits_of, require_right
+from server.access.client_identity import limits_of
+from server.access.request_state import (
+    KEY,
+    Attributes,
+    begin_request,
+    caller_of,
+    require_right,
+    state_of,
+)
 from server.api.fields import LONG, Body
 from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.endpoint import READ, with_media
+from server.http.endpoint import with_media
 from server.http.error_answers import CLIENT_GONE
-from server.http.middleware import REQUEST_ID, Attributes
+from server.http.middleware import REQUEST_ID
 from server.http.sse import ClientGone, json_response, while_connected
 from server.media.prompt import NO_MEDIA, LaidMedia
 from server.model_facts import GENERATE, require_task
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
-from server.requests.timing import RequestTimes
 
 R = TypeVar("R")
 
@@ -46,9 +53,8 @@ MOST_REPLICAS = 64
 
 
 def frontend_of(request: Request) -> Frontend:
-    """The frontend of the model that a request is for; `frontend_in`, without a call more."""
-    scope = request.scope
-    return scope["frontend"] if "frontend" in scope else scope["app"].state.frontend
+    """The frontend of the model that a request is for."""
+    return request.scope[KEY].frontend
 
 
 def server_of(request: Request) -> Frontend | ManyModels:
@@ -64,8 +70,7 @@ def frontends_of(request: Request) -> list[Frontend]:
 
 def config_of(request: Request) -> ServerConfig:
     """The configuration of the model that a request is for, or of the whole server."""
-    scope = request.scope
-    return (scope["frontend"] if "frontend" in scope else scope["app"].state.frontend).config
+    return request.scope[KEY].frontend.config
 
 
 def header_of(request: Request, name: bytes) -> str | None:
@@ -85,7 +90,7 @@ async def require_room(request: Request) -> None:
     """Refuses every request before its body is read while the model loads, or the server is full."""
     frontend = frontend_of(request)
     frontend.require_ready()
-    if "admission" not in request.scope:  # or it has got a place already
+    if state_of(request.scope).admission is None:  # or it has got a place already
         frontend.admissions.check_room(caller_of(request))
     begin_request(request)
 
@@ -111,16 +116,16 @@ GENERATES = [*COMPUTES, Depends(require_generate)]
 
 def admit(request: Request, frontend: Frontend, places: int) -> Admission:
     """Lets in a request for so many sequences, or raises an error. Its endpoint ends the admission."""
-    taken = request.scope.get("admission")
-    admission = frontend.admissions.admit(caller_of(request), places, taken)
-    request.scope["admission"] = admission
-    admission.since = request.scope["times"].started
+    state = state_of(request.scope)
+    admission = frontend.admissions.admit(caller_of(request), places, state.admission)
+    state.admission = admission
+    admission.since = state.times.started
     return admission
 
 
 async def read_texts(request: Request, body: Body, reading: Reading[R]) -> R:
     """Reads the texts of a body, unless the helper has done so before the endpoint was called."""
-    done = request.scope.get(READ)
+    done = state_of(request.scope).read
     if done is not None:
         return done
     frontend = frontend_of(request)
@@ -192,7 +197,8 @@ class EngineCall:
         self.id = prefix + request_id(request, terms.request_id)
         self.created = int(time.time())
         self.model = self.facts.model_names[0]
-        self.times: RequestTimes = request.scope["times"]
+        self.state = state_of(request.scope)
+        self.times = self.state.times
         self._shows_timing = config.reports.enable_timing or "timing" in terms.include
         self._shows_cached = config.enable_prompt_tokens_details
         self._salt = terms.salt

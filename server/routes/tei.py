@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Message
 
-from server.access.client_identity import require_right
+from server.access.request_state import require_right
 from server.api.scores import best_first
 from server.api.tei import (
     EmbedAllRequest,

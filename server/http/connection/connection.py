@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from server.access.request_state import state_of
 from server.errors import ApiError
 from server.http.connection import limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
@@ -182,7 +183,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._in_head = False
         self._head = self._framing = 0
-        cast(Any, self.scope)["follow_reader"] = self._follow_reader
+        state_of(cast(Any, self.scope)).follow_reader = self._follow_reader
 
     def _check_reserved(self) -> ApiError | None:
         """Why a request is refused that came when all connections were taken, unless one is free by now."""

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.request_state import state_of
 from server.errors import ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
@@ -56,16 +57,14 @@ class AdapterChoice:
         if named is None and own is None:
             return
         if (frontend := own or adapters.chosen(str(named))) is not None:
-            scope["frontend"] = frontend
+            state_of(scope).frontend = frontend
             return
-        arrived, config = time.monotonic(), self._frontend.config
-        until = latest_begin(scope, receive, config.access, arrived)
-        looking = asyncio.wait_for(adapters.look_for(str(named)), until and until - arrived)
+        until = latest_begin(scope, receive, self._frontend.config.access)
+        looking = asyncio.wait_for(adapters.look_for(str(named)), until and until - time.monotonic())
         held = len(raw) if len(raw) > ALWAYS_READ else 0
         BODY_MEMORY.taken += held
         try:
-            scope["frontend"] = await while_connected(receive, looking)
-            scope["arrived"] = arrived
+            state_of(scope).frontend = await while_connected(receive, looking)
         except TimeoutError:
             raise has_waited() from None
         finally:

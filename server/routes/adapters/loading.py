@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of
 from server.errors import NotFound
 from server.frontend.adapter_orders import load_into, unload_from
 from server.frontend.adapters import InvalidUserInput, ServedAdapters

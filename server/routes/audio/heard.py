@@ -9,10 +9,10 @@ from contextlib import aclosing
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
+from server.access.request_state import state_of
 from server.api.audio import answers
 from server.api.audio.form import AudioForm
 from server.api.chat import ChatRequest
-from server.http.endpoint import INLINE, ITEMS
 from server.http.sse import ClientGone, json_response, while_connected
 from server.media.inline import InlineFiles
 from server.media.parts import MediaFile
@@ -40,7 +40,7 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     form.check_untimed(translates=translates, unknown=_OF_PIECES, why=why)
     media = frontend_of(request).facts.media
     spoken = CHATS["" if media is None else media.transcribes]
-    files = request.scope[INLINE] = InlineFiles()
+    files = state_of(request.scope).inline_files = InlineFiles()
     chat = _conversation(form, spoken, files.add(MediaFile(file)))
 
     async def respond() -> Response:
@@ -59,7 +59,7 @@ class _Heard:
 
     def __init__(self, request: Request, form: AudioForm, call: ConversationCall, spoken: SpokenText) -> None:
         self._form, self._call, self._spoken, self._finish = form, call, spoken, "stop"
-        self._seconds = sum(item.prepared.grid[2] for item in request.scope[ITEMS].values()) / 100
+        self._seconds = sum(item.prepared.grid[2] for item in call.state.media_items.values()) / 100
 
     async def whole(self) -> Response:
         async with aclosing(self._texts()) as texts:

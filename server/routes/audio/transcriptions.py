@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine_core.client.in_flight import AddOptions
-from server.access.client_identity import require_right
+from server.access.request_state import require_right
 from server.api.audio import answers
 from server.api.audio.form import (
     FORM_BYTES,

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of, state_of
 from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
 from server.batches.responses import KeptResponses
 from server.errors import BadRequest, refused_if_full
-from server.http.endpoint import ASKED, Endpoint
+from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
 
@@ -65,12 +65,12 @@ def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
     kept = _kept_of(request)
     if kept.seconds is None or body.store is False:
         return None
-    return Keeping(kept, caller_of(request).key_name, bytes(request.scope[ASKED]))
+    return Keeping(kept, caller_of(request).key_name, bytes(state_of(request.scope).continued))
 
 
 def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -> None:
     """Have a response computed later. It blocks."""
-    owner, asked = caller_of(request).key_name, bytes(request.scope[ASKED])
+    owner, asked = caller_of(request).key_name, bytes(state_of(request.scope).continued)
     with refused_if_full(FULL_DISK):
         _kept_of(request).queue(owner, id, asked, answer, streams=streams)
 

@@ -14,13 +14,14 @@ from fastapi import Response as HttpResponse
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from server.access.request_state import state_of
 from server.answers.answer_reader import CustomToolInput
 from server.api.conversations import responses as api
 from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend.frontend import Delta
-from server.http.endpoint import READ, Endpoint
+from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.model_facts import Facts
 from server.reading.body_table import INPUT_TOKENS, RESPONSES
@@ -70,7 +71,7 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
     """Have a response computed when there is time; returns it as it is now."""
     frontend = frontend_of(request)
     frontend.check_model(body.model)
-    if READ not in request.scope:
+    if state_of(request.scope).read is None:
         _ = body.chat  # raises the error that refuses it
     id = f"resp_{request_id(request, body.request_id)}"
     later = replace(

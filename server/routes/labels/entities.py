@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
-from server.access.client_identity import require_right
+from server.access.request_state import require_right
 from server.api.scores import Entities, EntitiesRequest
 from server.http.endpoint import Endpoint
 from server.model_facts import require_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from server.access.client_identity import require_right
+from server.access.request_state import require_right
 from server.api.moderations import ModerationRequest, Moderations
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of
 from server.answers.format_detection import find_format
 from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError

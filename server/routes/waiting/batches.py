@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
-from server.access.client_identity import caller_of
+from server.access.request_state import caller_of
 from server.batches import bodies as api
 from server.batches.database import Damaged
 from server.batches.folder import (

@@ -11,6 +11,7 @@ from fake_frontend import that_embeds_too
 
 from server.access.admission import Admission
 from server.access.client_identity import ANYONE, Caller
+from server.access.request_state import state_of
 from server.app import early_admission
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
@@ -69,7 +70,7 @@ async def test_a_crowd_is_refused_by_one_decision_until_something_changes() -> N
 
     def refusal(address: str = ADDRESS) -> object:
         scope: dict[str, Any] = {"type": "http", "client": (address, 1), "headers": []}
-        return early(b"POST", b"/v1/completions", scope) or scope.get("admission")
+        return early(b"POST", b"/v1/completions", scope) or state_of(scope).admission
 
     first = refusal()
     assert isinstance(first, ApiError) and first.__traceback__ is None

@@ -14,12 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
+from server.access.request_state import KEY, state_of
 from server.api.fields import invalid_body
 from server.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
-from server.http.endpoint import HELD, Endpoint, PathTable
+from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
-from server.requests.timing import RequestTimes
 from server.routes import models
 from server.routes.adapters import loading
 from server.routes.waiting import batches
@@ -85,7 +85,7 @@ async def by_fastapi(frontend: FakeFrontend, client: httpx.AsyncClient) -> Async
             app.add_api_route(route.path, route.endpoint, response_model=None, **options)
 
     async def timed(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["times"] = RequestTimes()
+        state_of(scope).frontend = frontend
         await app(scope, receive, send)
 
     async with make_client(timed) as client:
@@ -313,4 +313,4 @@ async def test_a_connection_that_stays_open_keeps_nothing_of_its_last_request(fr
         sent.append(message)
 
     await make_app(frontend)(scope, receive, send)
-    assert sent[0]["status"] == 200 and not scope.keys() & set(HELD)
+    assert sent[0]["status"] == 200 and KEY not in scope

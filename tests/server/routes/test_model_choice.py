@@ -11,6 +11,7 @@ import pytest
 from fake_api import post_scope
 
 from server.access.keyring import Access
+from server.access.request_state import state_of
 from server.batches.app_call import OwnerCalls
 from server.errors import ApiError, NotFound, Unavailable
 from server.frontend.many_models import ManyModels, Named
@@ -75,7 +76,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """Tell what has come; or fail, if that is asked for."""
     body = json.loads((await receive())["body"] or b"{}")
     status = body.get("fails", 200)
-    told = {"frontend": scope.get("frontend"), "body": body}
+    told = {"frontend": state_of(scope).frontend, "body": body}
     await send({"type": "http.response.start", "status": status, "headers": [(b"x-own", b"1")]})
     await send(
         {"type": "http.response.body", "body": b"data: " * (status == 200) + json.dumps(told).encode()}
@@ -140,7 +141,7 @@ async def served_by(parts: list[bytes], headers: Any) -> str:
     async def endpoint(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == whole
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": scope["frontend"].encode()})
+        await send({"type": "http.response.body", "body": state_of(scope).frontend.encode()})
 
     kind: Any = {"content_type": "multipart/form-data; boundary=x"}
     _, text, _ = await ask(FakeModels(), whole, RECORDING, endpoint=endpoint, **kind, **headers)

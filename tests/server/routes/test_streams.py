@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from engine_core.protocol import Standing
 from server.access.admission import Admission
+from server.access.request_state import state_of
 from server.errors import BadRequest, Internal, Overloaded, Unavailable
 from server.http import sse
 
@@ -79,7 +80,7 @@ async def test_a_connection_can_tell_that_a_stream_is_not_read(
     followed: list[Any] = []
 
     async def connection(scope: Any, receive: Any, send: Any) -> None:
-        scope["follow_reader"] = followed.append
+        state_of(scope).follow_reader = followed.append
         await app(scope, receive, send)
 
     async with make_client(connection) as client:

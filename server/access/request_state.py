@@ -1,0 +1,101 @@
+"""What the server knows of one request, from its head to the last byte of its answer: one object.
+
+It lies in the ASGI scope under one key, and `state_of` returns it. Each field says who sets it, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from server.access.admission import Admission
+from server.access.client_identity import Caller, caller_at
+from server.access.key_file import Right
+from server.media.inline import InlineFiles
+from server.media.kept_items import Item
+from server.requests.timing import RequestTimes
+
+KEY = "facet"
+"""The key of the scope under which a request's state lies."""
+
+Attributes = Mapping[str, str | int | float | None]
+"""Names and values; None if nothing is known."""
+
+
+class Described(Protocol):
+    """Work for the engine that a trace can describe."""
+
+    def describe(self) -> Attributes: ...
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request on its way. The fields stand in the order in which they are set."""
+
+    times: RequestTimes = field(default_factory=RequestTimes)
+    """The times of the request, from the making of this object, when its head has been read. Calls to the
+    engine add to them; headers, usage and traces tell them."""
+    follow_reader: Callable[[Callable[[bool], None]], None] | None = None
+    """Tells a stream whether its client keeps up with reading. The connection sets it, of which there is none
+    where the server asks itself."""
+    caller: Caller | None = None
+    """The holder of the key that the request brings. The check of heads or that of keys sets it, or whoever
+    asks on behalf of an owner; the choice of a model narrows it to the quotas for that model. Where nobody
+    has, `caller_of` sets it to the client at the address."""
+    admission: Admission | None = None
+    """The places that the request has. The check of heads takes the first if it can, `admit` the others, and
+    the outermost middleware gives all back."""
+    frontend: Any = None
+    """The `Frontend` of the model that the request is for. The choice of a model or an adapter sets it; else
+    the endpoint sets it to what is served: the only model, or the set of several."""
+    continued: bytes | bytearray = b""
+    """The body of a response with what it continues, as it may be kept and computed later. The endpoint sets
+    it when it has read the body."""
+    inline_files: InlineFiles | None = None
+    """The files that were cut out of the body. The endpoint sets it, if the body may have media."""
+    media_items: Mapping[bytes, Item] = field(default_factory=dict)
+    """The media that were prepared for the request, by their hashes. The reading of the body sets it."""
+    read: Any = None
+    """What the helper process has read of a long body. The endpoint sets it."""
+    work: Described | None = None
+    """The request to the engine, for traces. It sets itself."""
+    embedding_space: str = ""
+    """The space of the vectors in the answer, which the endpoint tells in a header. The call that makes the
+    vectors sets it."""
+
+
+def state_of(scope: Scope) -> RequestState:
+    """The state of the request with this scope, which is made here if the request did not come by one of our
+    connections."""
+    state: RequestState | None = scope.get(KEY)
+    if state is None:
+        state = scope[KEY] = RequestState()
+    return state
+
+
+def caller_of(request: Request) -> Caller:
+    """The client that sends a request: the holder of its key, or else the address at the other end."""
+    scope = request.scope
+    state = state_of(scope)
+    if state.caller is None:
+        by_address = scope["app"].state.config.access.fair_between == "addresses"
+        state.caller = caller_at(scope, by_address=by_address)
+    return state.caller
+
+
+def require_right(request: Request, *rights: Right) -> None:
+    """Raises Forbidden if the client's key may be used for none of these."""
+    caller = state_of(request.scope).caller
+    if caller is not None and caller.key is not None:
+        caller.key.require(*rights)
+
+
+def begin_request(request: Request) -> None:
+    """Count a request against the quotas of the client's key; raises QuotaExceeded if they are used up."""
+    caller = state_of(request.scope).caller
+    if caller is not None and caller.account is not None:
+        caller.account.begin_request()
