@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
@@ -20,12 +21,12 @@ from server.batches.app_call import OwnerCalls
 from server.batches.folder import Folder
 from server.batches.responses import KeptResponses
 from server.batches.runner import Runner
-from server.errors import ANTHROPIC, OLLAMA
+from server.errors import ANTHROPIC, OLLAMA, ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, PathTable
-from server.http.error_answers import explain
+from server.http.error_answers import CLIENT_GONE, explain
 from server.http.middleware import (
     HeaderChecks,
     HostRules,
@@ -38,6 +39,7 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
+from server.reading.endpoint_table import BY_PATH, TABLE
 from server.requests.labels.moderation import read_table
 from server.routes import (
     admin,
@@ -58,7 +60,6 @@ from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
 from server.routes.ollama import pooling as ollama_pooling
-from server.routes.request_context import require_room
 from server.routes.waiting import batches
 
 LINES_OF_MANY_MODELS = 64
@@ -93,7 +94,7 @@ class DocumentedApp(FastAPI):
         if not known:
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
-                    _document(operation, path, schema["components"]["schemas"])
+                    _document(operation, path)
         return schema
 
 
@@ -106,22 +107,15 @@ def _error_schema(path: str) -> dict[str, Any]:
     return _ERROR
 
 
-def _document(operation: dict[str, Any], path: str, schemas: dict[str, Any]) -> None:
+def _document(operation: dict[str, Any], path: str) -> None:
     answers = operation["responses"]
     answers.pop("422", None)  # errors of bodies are 400 here
     error = _error_schema(path)
     for status, description in _ERRORS.items():
         answers[status] = {"description": description, "content": {"application/json": {"schema": error}}}
-    if _may_stream(operation, schemas):
+    if (row := BY_PATH.get(path)) is not None and row.streams:
         stream = ollama_generating.NDJSON if path.startswith(OLLAMA) else "text/event-stream"
         answers["200"]["content"][stream] = {}
-
-
-def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
-    """Whether the body has a field `stream`."""
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    name = body.get("$ref", "").rpartition("/")[2]
-    return "stream" in schemas.get(name, {}).get("properties", {})
 
 
 _ROUTES = (
@@ -174,9 +168,12 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     async def handler(request: Request, error: Exception) -> Response:
         return explain(request, error)
 
-    for kind in (HTTPException, Exception):
+    async def count_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, handler)
-    app.add_middleware(PathTable, routers=routers)
+    app.add_exception_handler(ClientDisconnect, count_gone)
     if isinstance(frontend, ManyModels):
         app.add_middleware(ModelChoice, models=frontend)
     else:
@@ -256,12 +253,7 @@ def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
     because it is their bodies that say for which they are."""
     if isinstance(frontend, ManyModels):
         return lambda method, target, scope: None
-    paths = [
-        route.path
-        for router in (*ROUTERS, *OLLAMA_ROUTERS)
-        for route in router.routes
-        if isinstance(route, Endpoint) and require_room in route.checks
-    ]
+    paths = [path for row in TABLE if row.asks_engine for path in row.paths]
     return head_check(frontend.admissions, paths, frontend.access)
 
 
@@ -272,6 +264,7 @@ def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
         openapi_url=None,  # FastAPI's own route makes the description in the event loop
+        routes=[PathTable(routers)],
         telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
     for router in routers:

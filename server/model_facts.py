@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -12,6 +12,12 @@ from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
 from server.source_facts import SourceFacts
 from worker.protocol import Task
+
+Right = Literal[
+    "generate", "embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "score"
+]
+"""The uses of a key: a task of the model, or the comparison of texts, by whatever task."""
+RIGHTS: tuple[Right, ...] = get_args(Right)
 
 GENERATE, TRANSCRIPTION = "generate", "transcription"
 _ALIGN = "align"

@@ -9,19 +9,14 @@ from collections.abc import Collection
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from server.errors import Forbidden
+from server.model_facts import Right
 from server.options.option_table import OptionError
-
-Right = Literal[
-    "generate", "embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "score"
-]
-"""The uses of a key: a task of the model, or the comparison of texts, by whatever task."""
-RIGHTS: tuple[Right, ...] = get_args(Right)
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9._@-]{0,63}$")]
 """A letter, then letters, digits and . _ @ -; so no name is an address, and none has a slash in it."""

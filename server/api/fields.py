@@ -142,6 +142,8 @@ def unknown_fields(ignored: bool) -> object:
     return IGNORES_UNKNOWN if ignored else None
 
 
+Dialects = Mapping[str, tuple[str, str]]
+
 Bounds = Mapping[str, tuple[int, str]]
 """Field -> the most entries that it may have, and the word for them."""
 
@@ -156,6 +158,8 @@ class Body(BaseModel):
     bounds: ClassVar[Bounds] = {}
     stand_ins: ClassVar[Mapping[str, object]] = {}
     """The fields that may be long, and short values that stand in their place once they have been read."""
+    of_dialects: ClassVar[Dialects] = {}
+    """Fields of other APIs, and the path and the dialect in which they are taken."""
 
     @model_validator(mode="before")
     @classmethod
@@ -171,7 +175,7 @@ class Body(BaseModel):
                 elif type(value) in _LONG_KINDS and len(value) > _SHORT:
                     cls._check_length(name, len(value))
             if unknown and info.context is not IGNORES_UNKNOWN:
-                raise _unknown_fields(unknown, cls.__pydantic_fields__)
+                raise _unknown_fields(unknown, cls.__pydantic_fields__, cls.of_dialects)
         return body
 
     def without_texts(self) -> dict[str, object]:
@@ -196,14 +200,16 @@ class Body(BaseModel):
         raise BadRequest(f"`{name}` {reason}. Leave it out of the request.", param=name)
 
 
-def _unknown_fields(names: list[str], known: Iterable[str]) -> BadRequest:
+def _unknown_fields(names: list[str], known: Iterable[str], of_dialects: Dialects) -> BadRequest:
     known = list(known)
-    hints = "; ".join(_hint(name[:_SHOWN], known) for name in names[:_REPORTED])
+    hints = "; ".join(_hint(name[:_SHOWN], known, of_dialects.get(name)) for name in names[:_REPORTED])
     more = f" (and {len(names) - _REPORTED} more)" if len(names) > _REPORTED else ""
     return BadRequest(f"Unknown field: {hints}{more}", param=_printable(names[0][:_SHOWN]))
 
 
-def _hint(name: str, known: list[str]) -> str:
+def _hint(name: str, known: list[str], dialect: tuple[str, str] | None) -> str:
+    if dialect is not None:
+        return f"`{name}`, which {dialect[0]} takes with the header `X-Facet-Dialect: {dialect[1]}`."
     synonym = SYNONYMS.get(name)
     near = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1)
     advice = f"did you mean `{near[0]}`?" if near else "the fields of this endpoint are listed at /docs."

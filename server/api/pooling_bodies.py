@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
-from server.api.dialects.bodies import read_dialects
+from server.api.dialects.jina import read_jina
 from server.api.fields import (
     FIRST_ERROR,
     MEANINGLESS,
@@ -270,11 +270,14 @@ class VectorsBody(TextBody):
 
 class EmbeddingRequest(VectorsBody):
     unsupported = {**UNSUPPORTED, "late_chunking": (False,)}
+    of_dialects = dict.fromkeys(
+        ("truncation", "output_dimension", "output_dtype"), ("/v1/embeddings", "voyage")
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def read_dialects(cls, body: object) -> object:
-        return read_dialects(body) if isinstance(body, dict) else body
+    def read_jina(cls, body: object) -> object:
+        return read_jina(body) if isinstance(body, dict) else body
 
     task: Text | None = optional("Jina's word for `input_type`: retrieval.query, retrieval.passage, ...")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
@@ -140,6 +141,12 @@ class RerankRequest(ComparingBody):
     unsupported = {**UNSUPPORTED, "rank_fields": (), "max_chunks_per_doc": ()}
     bounds = {"documents": (LIMITS.inputs, "texts")}
     stand_ins = {**ComparingBody.stand_ins, "query": "-", "documents": ["-"]}
+    of_dialects = {
+        "texts": ("/rerank", "tei"),
+        "raw_scores": ("/rerank", "infinity"),
+        "top_k": ("/v1/rerank", "voyage"),
+        "truncation": ("/v1/rerank", "voyage"),
+    }
 
     query: OneText
     documents: Texts
@@ -153,6 +160,13 @@ class RerankRequest(ComparingBody):
     def pairs(self) -> Pairs:
         return Pairs([self.query], self.documents)
 
+    def write(self, parts: RankedParts) -> msgspec.Struct:
+        """The answer."""
+        results = [Ranked(index, score) for index, score in parts.best[: self.top_n or None]]
+        for one in results if parts.texts else ():
+            one.document = RankedDocument(msgspec.Raw(parts.texts[one.index]))
+        return Ranking(id=parts.id, model=parts.model, usage=parts.usage, results=results)
+
 
 def _strings(value: object) -> list[str]:
     if value == [] or not (isinstance(value, str | list) and all(isinstance(one, str) for one in value)):
@@ -161,6 +175,7 @@ def _strings(value: object) -> list[str]:
 
 
 class ClassifyRequest(TextBody):
+    of_dialects = {"raw_scores": ("/classify", "infinity")}
     bounds = {**TextBody.bounds, "labels": (LIMITS.inputs, "texts")}
     stand_ins = {**TextBody.stand_ins, "labels": None}
 
@@ -231,6 +246,23 @@ class Score(msgspec.Struct, kw_only=True):
     index: int
     object: str = "score"
     score: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankedParts:
+    """What a ranking says, whichever API writes it."""
+
+    id: str
+    model: str
+    created: int
+    usage: Usage
+    best: list[tuple[int, float]]
+    """The places of all documents in the request, with their scores, the highest first."""
+    texts: Sequence[bytes]
+    """The documents as JSON; empty if the answer does not repeat them."""
+
+    def document(self, index: int) -> msgspec.Raw | UnsetType:
+        return msgspec.Raw(self.texts[index]) if self.texts else UNSET
 
 
 class RankedDocument(msgspec.Struct):

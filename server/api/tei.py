@@ -6,14 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.api.dialects.infinity import InfinityRerank, has_raw_scores
-from server.api.dialects.voyage_rerank import VoyageRerank, is_voyages
 from server.api.fields import Body, Flag, Text, Texts, check_text, optional
 from server.api.pooling_bodies import Inputs
-from server.api.scores import RerankRequest
+from server.api.scores import RankedParts
 from server.api.shared_fields import RequestTerms
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
@@ -128,7 +126,7 @@ class PredictRequest(TeiBody):
 
 
 class TextsRequest(TeiBody):
-    """The body of /rerank in the form of text-embeddings-inference, which has `texts`."""
+    """The body of /rerank in the form of text-embeddings-inference."""
 
     bounds = {"texts": (LIMITS.inputs, "texts")}
     stand_ins = {"query": "-", "texts": ["-"]}
@@ -153,22 +151,8 @@ class TextsRequest(TeiBody):
             names=("query", "texts"),
         )
 
-
-def _rerank_form(body: object) -> str:
-    if isinstance(body, dict) and "texts" in body:
-        return "(tei)"
-    if has_raw_scores(body):
-        return "(infinity)"
-    return "(voyage)" if is_voyages(body) else "(usual)"
-
-
-EitherRerank = Annotated[
-    Annotated[RerankRequest, Tag("(usual)")]
-    | Annotated[TextsRequest, Tag("(tei)")]
-    | Annotated[InfinityRerank, Tag("(infinity)")]
-    | Annotated[VoyageRerank, Tag("(voyage)")],
-    Discriminator(_rerank_form),
-]
+    def write(self, parts: RankedParts) -> list[RankedText]:
+        return [RankedText(index, score, parts.document(index)) for index, score in parts.best]
 
 
 class Sentences(Body):

@@ -1,9 +1,9 @@
-"""The route class of all endpoints: reads the body, checks, calls the function and answers.
+"""The route class of all endpoints: checks a request, reads its body and calls the function that answers.
 
-FastAPI documents such a route and finds it, but does not run it. Its own handler solves dependencies, opens
-exit stacks and wraps the connection anew for each request, which costs more than all of our work on a short
-one. An endpoint here is a function of `body` and `request`, and needs none of that. Bodies are bounded in
-size, and in the memory of all of them together; how long one may take is watched by its connection.
+FastAPI runs it by its documented extension point, `APIRoute.get_route_handler`, and its exception handlers
+explain errors. Its own handler would read a body whole before any check, and cannot have a long one read in
+another process. Bodies are bounded in size, and in the memory of all of them together; how long one may take
+is watched by its connection.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -20,22 +21,28 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import caller_of, state_of
+from server.access.request_state import RequestState, caller_of, header_of, state_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
-from server.errors import ApiError, TooLarge, Unavailable
-from server.http.error_answers import CLIENT_GONE, explain, path_of
+from server.errors import ApiError, BadRequest, TooLarge, Unavailable
+from server.http.entry import check_entry
+from server.http.error_answers import explain, path_of
 from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
-from server.reading.body_table import BY_PATH, CHAT, COMPLETION, OTHER_BODY, Reading
+from server.options.server_config import DIALECTS
+from server.reading.body_table import CHAT, COMPLETION, OTHER_BODY, Reading
+from server.reading.endpoint_table import BY_PATH, TABLE, ModelEndpoint
 
 R = TypeVar("R")
 
+log = logging.getLogger(__name__)
+
 MAX_BODY = 16 << 20
-RECORDINGS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-UPLOADS = frozenset({"/v1/files", *RECORDINGS})
+RECORDINGS = frozenset(path for row in TABLE if row.is_form for path in row.paths)
+UPLOADS = RECORDINGS | {"/v1/files"}
 """The paths of files, which may be longer than other bodies, because they go to the disk as they come."""
 MAX_TOGETHER = 256 << 20
 """Bytes of all bodies together that are being read in this process."""
@@ -179,10 +186,6 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
     return found
 
 
-CONTINUED = ("/v1/responses", "/v1/responses/input_tokens")
-"""Endpoints whose bodies may name an earlier response to continue."""
-
-
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
     """The body with what it continues, if this server keeps that."""
     kept = request.app.state.runner.kept
@@ -190,12 +193,32 @@ async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearr
     return raw
 
 
+DIALECT = b"x-facet-dialect"
+"""The header that names the API whose body and answer a request has, where several share the path."""
+
+
+class BodyForm:
+    """One form of an endpoint's body."""
+
+    __slots__ = ("most_bytes", "reading", "takes_media", "validate")
+
+    def __init__(self, kind: Any, reading: Reading[Any] | None = None, most_bytes: int = OTHER_BODY) -> None:
+        """`reading` says how a body of this type is read, if it may be long."""
+        self.reading, self.most_bytes = reading, most_bytes
+        self.takes_media = reading is not None and reading.takes_media
+        self.validate = TypeAdapter(kind).validate_python
+
+    @classmethod
+    def of(cls, reading: Reading[Any]) -> BodyForm:
+        return cls(reading.body, reading, reading.most_bytes)
+
+
 class Endpoint(APIRoute):
     """A route to an async function of `request`, `body` and path parameters, or of some of these.
 
-    Its `dependencies` are async functions of the request, which refuse it by raising an ApiError. They run
-    before the body is read, in the order of the list. A long body is read as JSON by the helper process, and
-    arrives here with stand-ins for its texts.
+    Before the body is read, what the table of endpoints says of the path is checked, and then `dependencies`,
+    async functions of the request, may refuse it by raising an ApiError. A long body is read as JSON by the
+    helper process, and arrives here with stand-ins for its texts.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -205,40 +228,32 @@ class Endpoint(APIRoute):
         super().__init__(path, endpoint, **options)
         hints = {name: each.annotation for name, each in signature.parameters.items()}
         body = hints.pop("body", None)
-        self._validate = None if body is None else TypeAdapter(body).validate_python
-        self._reading: Reading[Any] | None = BY_PATH.get(path)
-        self._most_bytes = self._reading.most_bytes if self._reading else OTHER_BODY
-        self._takes_media = self._reading is not None and self._reading.takes_media
-        self._continues = path in CONTINUED
+        self._row = row = BY_PATH.get(path) if "POST" in (self.methods or ()) else None
+        self._takes_body = body is not None
+        self._usual = _form_of(body, row)
+        self._dialects = {} if row is None else {name: BodyForm.of(one) for name, one in row.dialects.items()}
         self._takes_request = hints.pop("request", None) is not None
         if hints.keys() != self.param_convertors.keys():
             raise TypeError(f"{path}: an endpoint takes `body`, `request` and path parameters, not {hints}")
         self.checks = [each.dependency for each in self.dependencies if each.dependency is not None]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.respond
+        return self._answer
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request. Overridden so that FastAPI's own handler does not run."""
-        if scope["method"] not in self.methods:
-            return await super().handle(scope, receive, send)
-        request = Request(scope, receive, send)
-        state = state_of(scope)
-        response: Response | None = None
+    async def _answer(self, request: Request) -> Response:
+        """Answers a request. An error that its client may see is raised: the application explains it."""
+        state = state_of(request.scope)
         try:
             response = await self.respond(request)
-            response.raw_headers.extend(state.times.headers())
-            if state.embedding_space:
-                response.raw_headers.append((b"x-embedding-space", state.embedding_space.encode()))
-            await response(scope, receive, send)
-        except (ApiError, HTTPException) as error:
-            await explain(request, error)(scope, receive, send)
-        except ClientDisconnect:
-            await Response(status_code=CLIENT_GONE)(scope, receive, send)
+        except (ApiError, HTTPException, ClientDisconnect):
+            raise
         except Exception as error:
-            if response is None:
-                await explain(request, error)(scope, receive, send)
-            raise  # a bug: the HTTP server logs it
+            log.exception("%s %s failed", request.method, self.path)
+            return explain(request, error)
+        response.raw_headers.extend(state.times.headers())
+        if state.embedding_space:
+            response.raw_headers.append((b"x-embedding-space", state.embedding_space.encode()))
+        return response
 
     async def respond(self, request: Request) -> Response:
         state, arguments = state_of(request.scope), dict[str, Any]()
@@ -248,25 +263,28 @@ class Endpoint(APIRoute):
             arguments.update(request.path_params)
         if self._takes_request:
             arguments["request"] = request
+        if self._row is not None:
+            check_entry(request, self._row)
         for check in self.checks:
             await check(request)
-        if self._validate is not None:
-            arguments["body"] = await self._read(request, self._validate)
+        if self._takes_body:
+            arguments["body"] = await self._read(request, state)
         return await self.endpoint(**arguments)
 
-    async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        state, most = state_of(request.scope), self._most_bytes
-        frontend = state.frontend
-        media = frontend.media if self._takes_media else None
-        if self._reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
+    async def _read(self, request: Request, state: RequestState) -> Any:
+        form, frontend = self._form(request, state), state.frontend
+        reading = state.reading = form.reading
+        most, media = form.most_bytes, frontend.media if form.takes_media else None
+        continues = self._row is not None and self._row.continues
+        if reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
             most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))
-            if self._continues and len(raw := await _expanded(request, raw)) > most:
+            if continues and len(raw := await _expanded(request, raw)) > most:
                 raise body_too_large(most)
         else:
             whole = await read_body(request.receive, most=most + media.most_bytes)
-            if self._continues:
+            if continues:
                 whole = await _expanded(request, whole)
             inline = state.inline_files = InlineFiles()
             raw = inline.cut(whole, most)
@@ -275,63 +293,70 @@ class Endpoint(APIRoute):
         if type(raw) is not bytes:
             raw = bytes(raw)
         if is_long(raw):
-            raw = await self._shortened(request, raw)
-        return read_json(raw, validate, unknown_fields(frontend.config.ignore_unknown_fields))
+            raw = await _shortened(request, state, raw)
+        return read_json(raw, form.validate, unknown_fields(frontend.config.ignore_unknown_fields))
 
-    async def _shortened(self, request: Request, raw: bytes) -> bytes:
-        """Has the texts of a long body read, and returns the body with stand-ins for them."""
-        if self._reading is None:
-            check_values(raw)
-            return raw
-        state, reading = state_of(request.scope), self._reading
-        frontend, facts = state.frontend, state.frontend.facts
-        work = with_media(request, lambda media: frontend.helper.read(reading, raw, facts, media))
-        BODY_MEMORY.taken += len(raw)
-        try:
-            found = await while_connected(request.receive, work)
-        except ClientGone:
-            raise ClientDisconnect from None
-        finally:
-            BODY_MEMORY.give_back(len(raw))
-        state.read = found.result
-        return found.body
+    def _form(self, request: Request, state: RequestState) -> BodyForm:
+        """The form of the body in the dialect that the request names, or else the operator."""
+        if not self._dialects:
+            return self._usual
+        dialect = header_of(request, DIALECT) or state.frontend.config.dialect
+        if dialect not in DIALECTS:
+            raise BadRequest(
+                f"X-Facet-Dialect is {', '.join(DIALECTS)}, not {dialect[:64]!r}.", "X-Facet-Dialect"
+            )
+        return self._dialects.get(dialect, self._usual)
 
 
-class PathTable:
-    """Finds the endpoint of a path: by one look-up, or else among the few whose paths have parameters.
+def _form_of(body: Any, row: ModelEndpoint | None) -> BodyForm:
+    """The form of a body that a function takes: the one in the table, alone or among those of dialects, but
+    where an operator's class reads it."""
+    if row is None or row.reading is None:
+        return BodyForm(body)
+    if body is row.reading.body or row.reading.body in get_args(body):
+        return BodyForm.of(row.reading)
+    return BodyForm(body, most_bytes=row.reading.most_bytes)
 
-    FastAPI tries one route after the other, and prepares all of them when it is first asked for any, which
-    takes tens of milliseconds. Other methods and unknown paths are left to it.
+
+async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes:
+    """Has the texts of a long body read, and returns the body with stand-ins for them."""
+    reading, frontend = state.reading, state.frontend
+    if reading is None:
+        check_values(raw)
+        return raw
+    work = with_media(request, lambda media: frontend.helper.read(reading, raw, frontend.facts, media))
+    BODY_MEMORY.taken += len(raw)
+    try:
+        found = await while_connected(request.receive, work)
+    except ClientGone:
+        raise ClientDisconnect from None
+    finally:
+        BODY_MEMORY.give_back(len(raw))
+    state.read = found.result
+    return found.body
+
+
+class PathTable(BaseRoute):
+    """Finds the endpoint of a path without parameters by one look-up.
+
+    FastAPI's router asks it before all other routes, which it tries one after the other, each by a regular
+    expression; docs/decisions/0056-what-of-fastapi-runs.md says what that costs. It leaves to them other
+    methods, unknown paths, and paths with parameters.
     """
 
-    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
-        self._app = app
-        routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
+    def __init__(self, routers: Iterable[APIRouter]) -> None:
+        """Of two endpoints with one path the later counts."""
         self._endpoints = {
             (method, route.path): route
-            for route in routes
-            if not route.param_convertors
+            for router in routers
+            for route in router.routes
+            if isinstance(route, Endpoint) and not route.param_convertors
             for method in route.methods or ()
         }
-        self._patterns = [route for route in routes if route.param_convertors]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = None
-        if scope["type"] == "http":
-            path = path_of(scope)
-            endpoint = self._endpoints.get((scope["method"], path)) or self._by_pattern(scope, path)
-        if endpoint is None:
-            return await self._app(scope, receive, send)
-        scope["route"] = endpoint
-        await endpoint.handle(scope, receive, send)
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self._endpoints.get((scope["method"], path_of(scope))) if scope["type"] == "http" else None
+        return (Match.NONE, {}) if found is None else (Match.FULL, {"route": found})
 
-    def _by_pattern(self, scope: Scope, path: str) -> Endpoint | None:
-        for route in self._patterns:
-            found = route.path_regex.match(path) if scope["method"] in route.methods else None
-            if found is not None:
-                convertors = route.param_convertors
-                scope["path_params"] = {
-                    name: convertors[name].convert(value) for name, value in found.groupdict().items()
-                }
-                return route
-        return None
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["route"].app(scope, receive, send)

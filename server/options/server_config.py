@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -29,6 +29,10 @@ ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and 
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
+
+Dialect = Literal["cohere", "tei", "voyage", "infinity"]
+"""The APIs of which some have the same paths with other bodies or answers."""
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 """The fields of a message that carry the reasoning: clients of different servers read different ones."""
@@ -189,6 +193,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that carry it."""
     moderation_categories: Annotated[str | None, Doc(ANSWERS)] = None
     """JSON file of the categories that labels mean in /v1/moderations (docs/moderations.md)."""
+    dialect: Annotated[Dialect, Doc(ANSWERS, DIALECTS)] = "cohere"
+    """The API whose form /rerank, /v1/rerank, /classify and /v1/embeddings have, where several have such a
+    path, unless the header X-Facet-Dialect names one. cohere is Jina's and vLLM's form, too."""
     ignore_unknown_fields: Annotated[bool, Doc(ANSWERS)] = False
     """Accept fields of requests that this server does not know, without effect."""
     enable_force_include_usage: Annotated[bool, Doc(ANSWERS)] = False

@@ -1,4 +1,4 @@
-"""The table of endpoints with a body: its type, how long it may be, how its texts become what is pooled."""
+"""How the bodies of endpoints are read: the type of each, how long it may be, what its texts become."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.api.dialects.infinity import EitherClassify
+from server.api.dialects.infinity import InfinityClassify, InfinityRerank
+from server.api.dialects.voyage import VoyageEmbeddingRequest, VoyageRerank
 from server.api.messages import Message, TemplateOptions
 from server.api.moderations import ModerationRequest
 from server.api.ollama.requests import (
@@ -32,7 +33,6 @@ from server.api.pooling_bodies import (
 from server.api.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
-    EitherRerank,
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
@@ -257,9 +257,11 @@ def _comparing(name: str, body: Any) -> Reading[Compared]:
 
 
 EMBEDDINGS = _pooling("embeddings", EmbeddingRequest, takes_media=True)
+VOYAGE_EMBEDDINGS = _pooling("voyage_embeddings", VoyageEmbeddingRequest, takes_media=True)
 PICTURES = _pooling("pictures", PicturesRequest, takes_media=True)
 POOLING = _pooling("pooling", PoolingRequest, takes_media=True)
-CLASSIFY = _pooling("classify", EitherClassify, takes_media=True)
+CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
+INFINITY_CLASSIFY = _pooling("infinity_classify", InfinityClassify, takes_media=True)
 MODERATIONS = _pooling("moderations", ModerationRequest)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
@@ -271,41 +273,18 @@ SIMILARITY = _pooling("similarity", SimilarityRequest)
 PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
 NER = Reading("ner", EntitiesRequest, read_entities, ReadTexts, MANY_TEXTS, work=work_of_entities)
 SCORE = _comparing("score", ScoreRequest)
-RERANK = _comparing("rerank", EitherRerank)
+RERANK = _comparing("rerank", RerankRequest)
+TEI_RERANK = _comparing("tei_rerank", TextsRequest)
+VOYAGE_RERANK = _comparing("voyage_rerank", VoyageRerank)
+INFINITY_RERANK = _comparing("infinity_rerank", InfinityRerank)
 OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
 
-BY_PATH: dict[str, Reading[Any]] = {
-    "/v1/completions": COMPLETION,
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSES,
-    "/v1/responses/input_tokens": INPUT_TOKENS,
-    "/v1/messages": MESSAGES,
-    "/v1/messages/count_tokens": COUNT_TOKENS,
-    "/tokenize": TOKENIZE,
-    "/detokenize": DETOKENIZE,
-    "/v1/embeddings": EMBEDDINGS,
-    "/embeddings": EMBEDDINGS,
-    "/embeddings_image": PICTURES,
-    "/pooling": POOLING,
-    "/classify": CLASSIFY,
-    "/v1/moderations": MODERATIONS,
-    "/v2/embed": COHERE,
-    "/embed": EMBED,
-    "/embed_all": EMBED_ALL,
-    "/embed_sparse": EMBED_SPARSE,
-    "/predict": PREDICT,
-    "/ner": NER,
-    "/similarity": SIMILARITY,
-    "/score": SCORE,
-    "/v1/score": SCORE,
-    "/rerank": RERANK,
-    "/v1/rerank": RERANK,
-    "/v2/rerank": RERANK,
-    "/api/chat": OLLAMA_CHAT,
-    "/api/generate": OLLAMA_GENERATE,
-    "/api/embed": OLLAMA_EMBED,
-    "/api/embeddings": OLLAMA_EMBEDDINGS,
-    "/api/rerank": OLLAMA_RERANK,
-}
+READINGS: tuple[Reading[Any], ...] = (
+    *(COMPLETION, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
+    *(EMBEDDINGS, VOYAGE_EMBEDDINGS, PICTURES, POOLING, CLASSIFY, INFINITY_CLASSIFY, MODERATIONS, COHERE),
+    *(EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, NER, SCORE),
+    *(RERANK, TEI_RERANK, VOYAGE_RERANK, INFINITY_RERANK),
+    *(OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_RERANK),
+)
 
-BY_NAME: dict[str, Reading[Any]] = {reading.name: reading for reading in BY_PATH.values()}
+BY_NAME = {reading.name: reading for reading in READINGS}

@@ -17,6 +17,7 @@ from server.api.fields import FIRST_ERROR
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
+from server.http.entry import require_json
 from server.http.error_answers import path_of
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
@@ -30,7 +31,6 @@ from server.routes.request_context import (
     config_of,
     frontend_of,
     frontends_of,
-    require_json,
     server_of,
 )
 

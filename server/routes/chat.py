@@ -24,13 +24,13 @@ from server.routes.conversations.conversation_call import (
     new_call_id,
 )
 from server.routes.generation import chunk_events, whole_choices
-from server.routes.request_context import GENERATES, answer, config_of
+from server.routes.request_context import answer, config_of
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
-@router.post("/v1/chat/completions", dependencies=GENERATES)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     config = config_of(request)

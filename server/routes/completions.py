@@ -29,7 +29,6 @@ from server.reading.prompts import Prompt
 from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
 from server.routes.request_context import (
-    GENERATES,
     answer,
     config_of,
     frontend_of,
@@ -45,7 +44,7 @@ _FORM_FIRST = (
 )
 
 
-@router.post("/v1/completions", dependencies=GENERATES)
+@router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     frontend_of(request).check_model(body.model)

@@ -41,14 +41,15 @@ from server.http.multipart import FormReader
 from server.http.peeked_form import peeked_form
 from server.http.sse import OPEN_AFTER, ClientGone, encode, on_one_line, while_connected
 from server.options.server_config import AccessOptions
-from server.reading.body_table import BY_PATH, EMBEDDINGS
+from server.reading.body_table import EMBEDDINGS
+from server.reading.endpoint_table import BY_PATH
 
 NAMED_BY = b"x-model"
 """The header that names the model where an API has no field for it."""
 COMMENT_SECONDS = 1.0
 """Seconds between two comments on a load in a stream."""
 
-MODEL_PATHS = frozenset({*BY_PATH, *RECORDINGS, "/", "/info", "/tokenizer_info", "/api/show"})
+MODEL_PATHS = frozenset({*BY_PATH, "/", "/info", "/tokenizer_info", "/api/show"})
 """Paths whose requests are for one model."""
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
 _MODERATIONS = "/v1/moderations"
@@ -256,7 +257,8 @@ def read_asked(raw: bytes) -> _Asked | None:
 
 def task_asked(path: str, asked: _Asked | None) -> object:
     """The task that a request for vectors names; None: it names none, or is another request."""
-    return asked.task if asked is not None and BY_PATH.get(path) is EMBEDDINGS else None
+    row = BY_PATH.get(path)
+    return asked.task if asked is not None and row is not None and row.reading is EMBEDDINGS else None
 
 
 def name_asked(scope: Scope, asked: _Asked | None) -> str | None:

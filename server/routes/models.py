@@ -21,22 +21,15 @@ from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint
+from server.http.entry import require_json, require_ready
 from server.http.sse import json_response
 from server.reading.body_table import DETOKENIZE, TOKENIZE
 from server.requests.spaces import usual_space
-from server.routes.request_context import (
-    ENTRY,
-    config_of,
-    frontend_of,
-    read_texts,
-    require_json,
-    require_ready,
-    server_of,
-)
+from server.routes.request_context import config_of, frontend_of, read_texts, server_of
 from server.text.tokenizer_files import tokenizer_info
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
-tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
+tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"])
 
 
 _STARTED = int(time.time())

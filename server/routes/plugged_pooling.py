@@ -20,7 +20,7 @@ from server.http.sse import encode
 from server.options.server_config import ServerConfig
 from server.requests.pooling import Item, PoolingParams, Source, TextReader
 from server.requests.vectors import as_array
-from server.routes.pooling_call import POOLS, PoolingCall
+from server.routes.pooling_call import PoolingCall
 from server.routes.request_context import cancelled_when_client_leaves
 from server.text.tokenizer import unpack
 
@@ -64,7 +64,7 @@ def open_io_processor(config: ServerConfig) -> Any:
         raise ValueError(f"{_FLAG} {name}: {type(error).__name__}: {error}") from error
 
 
-@router.post("/pooling", dependencies=POOLS)
+@router.post("/pooling")
 @cancelled_when_client_leaves
 async def pool_data(body: PluggedRequest, request: Request) -> Response:
     """Pool the prompts that the operator's class makes of the data, and answer what it makes of them."""

@@ -11,35 +11,21 @@ from msgspec import UNSET, UnsetType
 
 from server.api import pooling_bodies as bodies
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
-from server.api.dialects.infinity import (
-    EitherClassify,
-    InfinityClasses,
-    InfinityClassify,
-    InfinityRanked,
-    InfinityRanking,
-    InfinityRerank,
-    label_scores,
-)
-from server.api.dialects.voyage_rerank import VoyageRanked, VoyageRanking, VoyageRerank, VoyageUsage
-from server.api.scores import Ranked, RankedDocument, Ranking, Score, ScoreRequest, best_first
-from server.api.tei import EitherRerank, RankedText, TextsRequest
+from server.api.dialects.infinity import InfinityClasses, InfinityClassify, InfinityRerank, label_scores
+from server.api.dialects.voyage import VoyageEmbeddingRequest, VoyageRerank
+from server.api.scores import ClassifyRequest, RankedParts, RerankRequest, Score, ScoreRequest, best_first
+from server.api.tei import TextsRequest
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.model_facts import Facts
 from server.reading.body_table import (
-    CLASSIFY,
     COHERE,
-    EMBEDDINGS,
-    PICTURES,
     POOLING,
-    RERANK,
     SCORE,
-    Reading,
     ReadTexts,
 )
 from server.requests.pooling import Item
-from server.requests.scoring import Compared
 from server.requests.vectors import (
     VectorForm,
     as_array,
@@ -49,13 +35,8 @@ from server.requests.vectors import (
     sparse_json,
 )
 from server.routes.pooling_call import (
-    CLASSIFIES,
-    EMBEDS,
     FEW_VECTORS,
     NAMES,
-    POOLS,
-    SCORES,
-    VECTORS,
     PoolingCall,
     maybe_in_thread,
     require_outputs,
@@ -64,23 +45,26 @@ from server.routes.request_context import cancelled_when_client_leaves, read_tex
 from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
-scores = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
+scores = APIRouter(route_class=Endpoint, tags=["score"])
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
 
 
-@router.post("/v1/embeddings", dependencies=VECTORS)
-@router.post("/embeddings", dependencies=VECTORS)
+@router.post("/v1/embeddings")
+@router.post("/embeddings")
 @cancelled_when_client_leaves
-async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> Response:
-    """A vector for each text, or for each conversation."""
-    return await _embed(body, request, EMBEDDINGS)
+async def create_embeddings(
+    body: bodies.EmbeddingRequest | VoyageEmbeddingRequest, request: Request
+) -> Response:
+    """A vector for each text, or for each conversation: with OpenAI's, vLLM's and Jina's fields, or Voyage's,
+    if X-Facet-Dialect names it."""
+    return await _embed(body, request)
 
 
-async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Reading[ReadTexts]) -> Response:
+async def _embed(body: bodies.EmbeddingRequest, request: Request) -> Response:
     call = PoolingCall(request, body, "embd-")
-    found = await read_texts(request, body, reading)
+    found: ReadTexts = await read_texts(request, body, call.state.reading)
     call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
@@ -94,14 +78,14 @@ async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Readi
     return await _pool(call, body, found.items, entry)
 
 
-@router.post("/embeddings_image", dependencies=EMBEDS)
+@router.post("/embeddings_image")
 @cancelled_when_client_leaves
 async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Response:
     """A vector for each picture, as Infinity has it."""
-    return await _embed(body, request, PICTURES)
+    return await _embed(body, request)
 
 
-@router.post("/pooling", dependencies=POOLS)
+@router.post("/pooling")
 @cancelled_when_client_leaves
 async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
@@ -116,17 +100,18 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     return await _pool(call, body, found.items, entry)
 
 
-@router.post("/classify", dependencies=CLASSIFIES)
+@router.post("/classify")
 @cancelled_when_client_leaves
-async def classify(body: EitherClassify, request: Request) -> Response:
-    """The probability of each label, and the likeliest of them."""
+async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -> Response:
+    """The probability of each label, and the likeliest of them; or Infinity's form, if X-Facet-Dialect names
+    it."""
     call = PoolingCall(request, body, "classify-")
     learned = call.facts.ready.worker.cosine_scores
     if learned is not None and body.labels is None:
         raise BadRequest(
             "This model compares: give `labels`, whole texts that each input is compared with.", "labels"
         )
-    vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
+    vectors = await call.run((await read_texts(request, body, call.state.reading)).items)
     if body.labels is not None and learned is not None:
         found, labels = list(label_probs(vectors, len(body.labels), learned)), body.labels
     else:
@@ -139,7 +124,7 @@ async def classify(body: EitherClassify, request: Request) -> Response:
     return call.answer(_labelled(i, one, labels) for i, one in enumerate(found))
 
 
-@router.post("/v2/embed", dependencies=VECTORS)
+@router.post("/v2/embed")
 @cancelled_when_client_leaves
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
@@ -311,47 +296,14 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @scores.post("/v1/rerank")
 @scores.post("/v2/rerank")
 @cancelled_when_client_leaves
-async def rerank(body: EitherRerank, request: Request) -> Response:
-    """Order the documents by how well they answer the query, the best first."""
-    call = PoolingCall(request, body, "" if isinstance(body, TextsRequest) else "score-")
-    compared = await read_texts(request, body, RERANK)
-    found = await call.score(compared)
-    if isinstance(body, TextsRequest):
-        ranked = [RankedText(index, found[index]) for index in best_first(found)]
-        if body.return_text:
-            for text in ranked:
-                text.text = msgspec.Raw(compared.repeated[text.index])
-        return Response(encode(ranked), media_type="application/json")
-    best = best_first(found)[: body.top_n or None]
-    if isinstance(body, InfinityRerank | VoyageRerank):
-        return _ranked(call, body, compared, [(index, found[index]) for index in best])
-    results = [Ranked(index, found[index]) for index in best]
-    if compared.repeated:
-        for one in results:
-            one.document = RankedDocument(msgspec.Raw(compared.repeated[one.index]))
-    ranking = Ranking(
-        id=call.id,
-        model=call.model,
-        usage=call.usage(),
-        results=results,
-    )
-    return json_response(ranking)
-
-
-def _ranked(
-    call: PoolingCall,
-    body: InfinityRerank | VoyageRerank,
-    compared: Compared,
-    best: Sequence[tuple[int, float]],
+async def rerank(
+    body: RerankRequest | TextsRequest | InfinityRerank | VoyageRerank, request: Request
 ) -> Response:
-    """The ranking in the words of Infinity or Voyage."""
-    texts = [msgspec.Raw(compared.repeated[index]) if compared.repeated else UNSET for index, _ in best]
-    if isinstance(body, VoyageRerank):
-        data = [VoyageRanked(index, score, text) for (index, score), text in zip(best, texts, strict=True)]
-        usage = VoyageUsage(call.usage().total_tokens)
-        return json_response(VoyageRanking(data=data, model=call.model, usage=usage))
-    results = [InfinityRanked(index, score, text) for (index, score), text in zip(best, texts, strict=True)]
-    ranking = InfinityRanking(
-        id=call.id, model=call.model, created=call.created, usage=call.usage(), results=results
-    )
-    return json_response(ranking)
+    """Order the documents by how well they answer the query, the best first: as Cohere's, Jina's and vLLM's
+    servers do, or at /rerank and /v1/rerank in the form that X-Facet-Dialect names."""
+    call = PoolingCall(request, body, "score-")
+    compared = await read_texts(request, body, call.state.reading)
+    found = await call.score(compared)
+    best = [(index, found[index]) for index in best_first(found)]
+    parts = RankedParts(call.id, call.model, call.created, call.usage(), best, compared.repeated)
+    return Response(encode(body.write(parts)), media_type="application/json")

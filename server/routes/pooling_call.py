@@ -9,26 +9,25 @@ from itertools import chain
 from typing import TypeVar
 
 import msgspec
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import UNSET, UnsetType
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
-from server.access.key_file import Right
-from server.access.request_state import Attributes, caller_of, require_right
+from server.access.request_state import Attributes, caller_of, header_of, require_right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import Usage
 from server.errors import ApiError
 from server.http.sse import encode
-from server.model_facts import OUTPUTS, POOLING, no_scores, no_task, require_task
+from server.model_facts import OUTPUTS
 from server.reading.body_table import PoolingRequestBody, ReadTexts
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
 from server.requests.windows import join_windows
-from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
-from worker.protocol import Pooling, Task, Vectors
+from server.routes.request_context import EngineCall, admit, frontend_of
+from worker.protocol import Pooling, Vectors
 
 FEW_VECTORS = 256
 """So many vectors are compared or written in the event loop; more of them in a thread."""
@@ -41,56 +40,11 @@ NAMES = {task: name for name, task in OUTPUTS.items()}
 T = TypeVar("T")
 
 
-def _rights(tasks: Iterable[Task]) -> list[Right]:
-    """The rights to these tasks; that of a recording is checked where recordings are."""
-    return [task for task in tasks if task != "align"]
-
-
-async def require_embed(request: Request) -> None:
-    require_right(request, "embed")
-    require_task("embed", frontend_of(request).facts.tasks)
-
-
-async def require_vectors(request: Request) -> None:
-    """Require a task of which the body names the outputs."""
-    require_right(request, *_rights(OUTPUTS.values()))
-    tasks = frontend_of(request).facts.tasks
-    if not any(task in tasks for task in OUTPUTS.values()):
-        raise no_task("embed", tasks)
-
-
 def require_outputs(request: Request, params: Pooling) -> None:
     """Require the right to each of the outputs that a body names."""
     for task in (params.task, *params.outputs):
-        require_right(request, *_rights([task]))
-
-
-async def require_classify(request: Request) -> None:
-    require_right(request, "classify")
-    facts = frontend_of(request).facts
-    if facts.ready.worker.cosine_scores is None:  # or it classifies by labels that a request names
-        require_task("classify", facts.tasks)
-
-
-async def require_pooling(request: Request) -> None:
-    require_right(request, *_rights(POOLING))
-    tasks = frontend_of(request).facts.tasks
-    if not any(task in POOLING for task in tasks):
-        raise no_task("pooling", tasks)
-
-
-async def require_scores(request: Request) -> None:
-    require_right(request, "score")
-    facts = frontend_of(request).facts
-    if facts.score_type is None:
-        raise no_scores(facts.tasks, facts.pooling.num_labels)
-
-
-EMBEDS = [*COMPUTES, Depends(require_embed)]
-VECTORS = [*COMPUTES, Depends(require_vectors)]
-CLASSIFIES = [*COMPUTES, Depends(require_classify)]
-POOLS = [*COMPUTES, Depends(require_pooling)]
-SCORES = [*COMPUTES, Depends(require_scores)]
+        if task != "align":  # whose right is checked where recordings are
+            require_right(request, task)
 
 
 class PoolingCall(EngineCall):

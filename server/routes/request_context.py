@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
@@ -22,9 +22,8 @@ from server.access.client_identity import limits_of
 from server.access.request_state import (
     KEY,
     Attributes,
-    begin_request,
     caller_of,
-    require_right,
+    header_of,
     state_of,
 )
 from server.api.fields import LONG, Body
@@ -37,15 +36,10 @@ from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
 from server.http.sse import ClientGone, json_response, while_connected
 from server.media.prompt import NO_MEDIA, LaidMedia
-from server.model_facts import GENERATE, require_task
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
 
 R = TypeVar("R")
-
-
-class NotJson(BadRequest):
-    type = "Bad Request"
 
 
 MOST_REPLICAS = 64
@@ -71,47 +65,6 @@ def frontends_of(request: Request) -> list[Frontend]:
 def config_of(request: Request) -> ServerConfig:
     """The configuration of the model that a request is for, or of the whole server."""
     return request.scope[KEY].frontend.config
-
-
-def header_of(request: Request, name: bytes) -> str | None:
-    """The first header of a name in small letters: in one pass, which is quicker than Starlette's look-up."""
-    for key, value in request.scope["headers"]:
-        if key == name:
-            return value.decode("latin-1")
-    return None
-
-
-async def require_ready(request: Request) -> None:
-    """Refuses every request with 503 while the model loads, whatever is wrong with the body."""
-    frontend_of(request).require_ready()
-
-
-async def require_room(request: Request) -> None:
-    """Refuses every request before its body is read while the model loads, or the server is full."""
-    frontend = frontend_of(request)
-    frontend.require_ready()
-    if state_of(request.scope).admission is None:  # or it has got a place already
-        frontend.admissions.check_room(caller_of(request))
-    begin_request(request)
-
-
-async def require_json(request: Request) -> None:
-    kind = (header_of(request, b"content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
-
-
-async def require_generate(request: Request) -> None:
-    require_right(request, GENERATE)
-    require_task(GENERATE, frontend_of(request).facts.tasks)
-
-
-ENTRY = [Depends(require_ready), Depends(require_json)]
-"""Checks of every endpoint that reads a body."""
-COMPUTES = [Depends(require_room), Depends(require_json)]
-"""Checks of every endpoint that asks the engine."""
-GENERATES = [*COMPUTES, Depends(require_generate)]
-"""Checks of every endpoint that generates."""
 
 
 def admit(request: Request, frontend: Frontend, places: int) -> Admission:

@@ -3,7 +3,6 @@ what is posted to `/` there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from importlib.metadata import version
 
 import msgspec
@@ -11,7 +10,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Message
 
-from server.access.request_state import require_right
 from server.api.scores import best_first
 from server.api.tei import (
     EmbedAllRequest,
@@ -21,49 +19,44 @@ from server.api.tei import (
     PredictRequest,
     SimilarityRequest,
 )
-from server.http.endpoint import Endpoint, read_body
+from server.http.endpoint import DIALECT, Endpoint, read_body
+from server.http.entry import ENTRY, require_ready
 from server.http.sse import encode
-from server.model_facts import Facts, no_task, require_task
+from server.model_facts import Facts, no_task
 from server.reading.body_table import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, Reading, ReadTexts
 from server.requests.spaces import usual_space
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
 from server.routes.pooling import label_of
-from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
+from server.routes.pooling_call import PoolingCall, written_list
 from server.routes.request_context import (
-    ENTRY,
     cancelled_when_client_leaves,
     frontend_of,
     read_texts,
-    require_ready,
 )
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 
 
-@router.post("/embed", dependencies=EMBEDS)
+@router.post("/embed")
 @cancelled_when_client_leaves
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embed each text. The answer is nothing but numbers."""
     return await _vectors(body, EMBED, request)
 
 
-@router.post("/embed_all", dependencies=POOLS)
+@router.post("/embed_all")
 @cancelled_when_client_leaves
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
-    require_right(request, "token_embed")
-    require_task("token_embed", frontend_of(request).facts.tasks)
     return await _vectors(body, EMBED_ALL, request)
 
 
-@router.post("/embed_sparse", dependencies=POOLS)
+@router.post("/embed_sparse")
 @cancelled_when_client_leaves
 async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
     """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
-    require_right(request, "sparse_embed")
-    require_task("sparse_embed", frontend_of(request).facts.tasks)
     call = PoolingCall(request, body)
     found = await read_texts(request, body, EMBED_SPARSE)
     call.find_space(found)
@@ -80,7 +73,7 @@ async def _vectors(
     return written_list(map(as_json, vectors))
 
 
-@router.post("/predict", dependencies=CLASSIFIES)
+@router.post("/predict")
 @cancelled_when_client_leaves
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
@@ -97,7 +90,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
     return [Prediction(scores[i], label_of(i, facts) or f"LABEL_{i}") for i in best_first(scores)]
 
 
-@router.post("/similarity", dependencies=EMBEDS)
+@router.post("/similarity")
 @cancelled_when_client_leaves
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
@@ -145,10 +138,9 @@ def _model_type(facts: Facts) -> dict[str, object] | str:
 
 
 class _Posted(msgspec.Struct):
-    """The fields of a body that say which endpoint it is for."""
+    """A body for a model that embeds."""
 
     inputs: msgspec.Raw = msgspec.Raw(b"")
-    texts: msgspec.Raw = msgspec.Raw(b"")
 
 
 _ENDPOINTS = {
@@ -161,7 +153,7 @@ _ENDPOINTS = {
 
 @router.post("/", dependencies=ENTRY)
 async def post_root(request: Request) -> Response:
-    """Answer as /rerank, /similarity, /embed or /predict does, by the body's fields and what the model does.
+    """Answer as /embed, /similarity, /predict or TEI's /rerank does, by what the model is made for.
 
     Hugging Face's `InferenceClient(model=URL)` posts here."""
     raw = bytes(await read_body(request.receive))
@@ -174,21 +166,25 @@ async def post_root(request: Request) -> Response:
         given = True
         return {"type": "http.request", "body": raw, "more_body": False}
 
-    path = _path_for(raw, frontend_of(request).facts.tasks)
-    return await _ENDPOINTS[path].respond(Request(request.scope, receive))
+    path = _path_for(raw, frontend_of(request).facts)
+    headers = [*request.scope["headers"], (DIALECT, b"tei")]
+    return await _ENDPOINTS[path].respond(Request({**request.scope, "headers": headers}, receive))
 
 
-def _path_for(raw: bytes, tasks: Collection[str]) -> str:
-    """Returns the path of the endpoint that a body is for, which refuses the body if it cannot be read."""
-    try:
-        posted = msgspec.json.decode(raw, type=_Posted)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        posted = _Posted()
-    if bytes(posted.texts):
+def _path_for(raw: bytes, facts: Facts) -> str:
+    """Returns the path of the endpoint that does what the model is for. Of one that embeds, Hugging Face's
+    client asks for vectors of texts, and with an object for the similarity of one text to others."""
+    if facts.score_type == "cross-encoder":
         return "/rerank"
-    if bytes(posted.inputs).startswith(b"{"):
-        return "/similarity"
-    for task, path in (("embed", "/embed"), ("classify", "/predict")):
-        if task in tasks:
-            return path
-    raise no_task("embed", tasks)
+    if "embed" in facts.tasks:
+        return "/similarity" if _is_object(raw) else "/embed"
+    if "classify" in facts.tasks:
+        return "/predict"
+    raise no_task("embed", facts.tasks)
+
+
+def _is_object(raw: bytes) -> bool:
+    try:
+        return bytes(msgspec.json.decode(raw, type=_Posted).inputs).startswith(b"{")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

@@ -1,15 +1,15 @@
-"""Infinity's bodies and answers of /rerank and /classify, which have `raw_scores`."""
+"""Infinity's bodies and answers of /rerank and /classify."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import model_validator
 
-from server.api.scores import ClassifyRequest, RerankRequest
+from server.api.scores import ClassifyRequest, RankedParts, RerankRequest
 from server.api.shared_fields import Usage
 from server.errors import BadRequest
 
@@ -35,22 +35,22 @@ class InfinityRerank(RerankRequest):
     def read_raw_scores(cls, body: object) -> object:
         return _activation_of(body)
 
+    def write(self, parts: RankedParts) -> InfinityRanking:
+        best = parts.best[: self.top_n or None]
+        return InfinityRanking(
+            id=parts.id,
+            model=parts.model,
+            created=parts.created,
+            usage=parts.usage,
+            results=[InfinityRanked(index, score, parts.document(index)) for index, score in best],
+        )
+
 
 class InfinityClassify(ClassifyRequest):
     @model_validator(mode="before")
     @classmethod
     def read_raw_scores(cls, body: object) -> object:
         return _activation_of(body)
-
-
-def has_raw_scores(body: object) -> bool:
-    return isinstance(body, dict) and _RAW in body
-
-
-EitherClassify = Annotated[
-    Annotated[ClassifyRequest, Tag("(usual)")] | Annotated[InfinityClassify, Tag("(infinity)")],
-    Discriminator(lambda body: "(infinity)" if has_raw_scores(body) else "(usual)"),
-]
 
 
 class InfinityRanked(msgspec.Struct):

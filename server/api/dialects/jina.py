@@ -33,17 +33,32 @@ def _encoding(kind: object) -> dict[str, object]:
     )
 
 
-def cut(whether: object) -> dict[str, object]:
+def cut(whether: object, field: str = "truncate") -> dict[str, object]:
     """Whether too long a text is cut; without it, it is refused."""
     if not isinstance(whether, bool):
-        raise BadRequest("`truncate` and `truncation` are true or false.", "truncate")
+        raise BadRequest(f"`{field}` is true or false.", field)
     return {"truncate_prompt_tokens": -1} if whether else {}
 
 
 JINA = {"task": _purpose, "embedding_type": _encoding, "truncate": cut}
+"""For each field of Jina's, what ours says in its place."""
 
 
-def read_inputs(body: dict[str, Any]) -> dict[str, Any]:
+def read_jina(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with our fields in the place of Jina's. If ours is given, too, it holds."""
+    if not any(name in JINA for name in body):
+        return _read_inputs(body)
+    ours: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in JINA and value is not None:
+            ours |= JINA[name](value)
+    rest = {name: value for name, value in body.items() if name not in JINA}
+    if rest.get("input_type") is not None:
+        ours.pop("task", None)  # which says nothing then
+    return _read_inputs({**ours, **rest})
+
+
+def _read_inputs(body: dict[str, Any]) -> dict[str, Any]:
     """The body with texts, or URLs of pictures, in the place of objects that hold one of them."""
     given = body.get("input")
     inputs: list[Any] = given if isinstance(given, list) else []

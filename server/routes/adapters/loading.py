@@ -13,7 +13,8 @@ from server.frontend.adapters import InvalidUserInput, ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
-from server.routes.request_context import ENTRY, server_of
+from server.http.entry import ENTRY
+from server.routes.request_context import server_of
 
 router = APIRouter(route_class=Endpoint, tags=["adapters"], dependencies=ENTRY)
 

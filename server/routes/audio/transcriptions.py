@@ -7,18 +7,17 @@ import hashlib
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine_core.client.in_flight import AddOptions
-from server.access.request_state import require_right
+from server.access.request_state import header_of
 from server.api.audio import answers
 from server.api.audio.form import (
     FORM_BYTES,
@@ -36,10 +35,8 @@ from server.frontend.transcriber import Transcriber
 from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
 from server.http.sse import ClientGone, EventStream, json_response, while_connected
-from server.media.audio.decoding import NotInstalled
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.media.failures import FULL_TEMPORARY
-from server.model_facts import GENERATE, TRANSCRIPTION, require_task
 from server.requests.sampling import SamplingParams
 from server.routes.audio.heard import hear
 from server.routes.audio.text_events import TextEvents
@@ -47,8 +44,6 @@ from server.routes.request_context import (
     EngineCall,
     admit,
     frontend_of,
-    header_of,
-    require_room,
 )
 from server.speech.asked import Asked
 from server.speech.engine import Draw
@@ -63,14 +58,6 @@ _WRITE_BYTES = 1 << 20
 _PLAIN = "text/plain; charset=utf-8"
 
 
-async def require_transcription(request: Request) -> None:
-    require_right(request, GENERATE)
-    require_task(TRANSCRIPTION, frontend_of(request).facts.tasks)
-    if find_spec("av") is None:
-        raise NotInstalled
-
-
-TRANSCRIBES = [Depends(require_room), Depends(require_transcription)]
 router = APIRouter(route_class=Endpoint, tags=["audio"])
 
 
@@ -85,13 +72,13 @@ def _documented() -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-@router.post("/v1/audio/transcriptions", dependencies=TRANSCRIBES, openapi_extra=_documented())
+@router.post("/v1/audio/transcriptions", openapi_extra=_documented())
 async def create_transcription(request: Request) -> Response:
     """Write what is said in a recording."""
     return await _respond(request, TRANSCRIBE)
 
 
-@router.post("/v1/audio/translations", dependencies=TRANSCRIBES, openapi_extra=_documented())
+@router.post("/v1/audio/translations", openapi_extra=_documented())
 async def create_translation(request: Request) -> Response:
     """Write in English what is said in a recording."""
     return await _respond(request, TRANSLATE)

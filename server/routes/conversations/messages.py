@@ -24,14 +24,14 @@ from server.routes.conversations.conversation_call import (
     object_of,
 )
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
-from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
+from server.routes.request_context import frontend_of, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 PING = named_event("ping", api.MessageEvent(type="ping"))
 
 
-@router.post("/v1/messages", dependencies=GENERATES)
+@router.post("/v1/messages")
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation with content blocks: texts, thinking and uses of tools."""
     # Clients ask for as much as Anthropic's models can answer, whatever the window is here.
@@ -41,7 +41,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     return await respond(request, call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
 
 
-@router.post("/v1/messages/count_tokens", dependencies=ENTRY)
+@router.post("/v1/messages/count_tokens")
 async def count_message_tokens(body: CountTokensRequest, request: Request) -> Response:
     """Count the tokens of the prompt that a request to /v1/messages would have."""
     frontend_of(request).check_model(body.model)

@@ -33,19 +33,12 @@ from server.routes.conversations.kept_responses import (
     queue_response,
     stream_response,
 )
-from server.routes.request_context import (
-    ENTRY,
-    GENERATES,
-    frontend_of,
-    read_texts,
-    request_id,
-    with_warnings,
-)
+from server.routes.request_context import frontend_of, read_texts, request_id, with_warnings
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
-@router.post("/v1/responses", dependencies=GENERATES)
+@router.post("/v1/responses")
 async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
     keeping = find_keeping(request, body)
@@ -84,7 +77,7 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
     return later
 
 
-@router.post("/v1/responses/input_tokens", dependencies=ENTRY)
+@router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)

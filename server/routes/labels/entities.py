@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from server.access.request_state import require_right
 from server.api.scores import Entities, EntitiesRequest
 from server.http.endpoint import Endpoint
-from server.model_facts import require_task
 from server.reading.body_table import NER
 from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall, maybe_in_thread
-from server.routes.request_context import COMPUTES, cancelled_when_client_leaves, frontend_of, read_texts
+from server.routes.request_context import cancelled_when_client_leaves, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
@@ -21,12 +19,7 @@ _FEW = 1 << 14
 """So many numbers of the model are looked through in the event loop; more of them in a thread."""
 
 
-async def require_ner(request: Request) -> None:
-    require_right(request, "ner")
-    require_task("ner", frontend_of(request).facts.tasks)
-
-
-@router.post("/ner", dependencies=[*COMPUTES, Depends(require_ner)])
+@router.post("/ner")
 @cancelled_when_client_leaves
 async def create_entities(body: EntitiesRequest, request: Request) -> Response:
     """Find entities of the given labels in each text."""

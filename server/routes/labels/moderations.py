@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from server.access.request_state import require_right
 from server.api.moderations import ModerationRequest, Moderations
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
@@ -14,7 +13,7 @@ from server.reading.body_table import MODERATIONS
 from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
-from server.routes.request_context import COMPUTES, cancelled_when_client_leaves, frontend_of, read_texts
+from server.routes.request_context import cancelled_when_client_leaves, frontend_of, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
@@ -26,7 +25,6 @@ _SERVE = (
 
 async def require_moderation(request: Request) -> None:
     """Refuses every request if the model is no classifier whose labels are known."""
-    require_right(request, "classify")
     facts = frontend_of(request).facts
     if "classify" not in facts.tasks:
         raise BadRequest(
@@ -41,7 +39,7 @@ def _table(request: Request, facts: Facts) -> Table:
     return table_for(facts.pooling.labels, request.scope["app"].state.moderation)
 
 
-@router.post("/v1/moderations", dependencies=[*COMPUTES, Depends(require_moderation)])
+@router.post("/v1/moderations", dependencies=[Depends(require_moderation)])
 @cancelled_when_client_leaves
 async def create_moderation(body: ModerationRequest, request: Request) -> Response:
     """Say which categories of harmful content each text belongs to."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from server.answers.unread_text import Arguments, CallBegun, CallEnded, Reasoning
@@ -27,24 +27,20 @@ from server.routes.conversations.conversation_call import (
     new_call_id,
     object_of,
 )
-from server.routes.request_context import answer, frontend_of, require_generate, require_room
+from server.routes.request_context import answer, frontend_of
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
 NDJSON = "application/x-ndjson"
 
-# Ollama reads bodies of any type, and its documentation sends them as curl does. What foreign web pages send
-# is refused by its origin.
-GENERATES = [Depends(require_room), Depends(require_generate)]
 
-
-@router.post("/api/chat", dependencies=GENERATES)
+@router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     return await _respond(body, request, OLLAMA_CHAT, is_empty=not body.messages)
 
 
-@router.post("/api/generate", dependencies=GENERATES)
+@router.post("/api/generate")
 async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
     """Answer a prompt, which the chat template writes as a message unless it is `raw`."""
     return await _respond(body, request, OLLAMA_GENERATE, is_empty=not body.prompt and not body.images)

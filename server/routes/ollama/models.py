@@ -16,10 +16,11 @@ from server.errors import HttpError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
+from server.http.entry import require_ready
 from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_config import ServerConfig
-from server.routes.request_context import config_of, frontend_of, require_ready, server_of
+from server.routes.request_context import config_of, frontend_of, server_of
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
 

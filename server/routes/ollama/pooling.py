@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from server.api.ollama import answers as api
 from server.api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
@@ -12,15 +12,13 @@ from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.reading.body_table import OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_RERANK
 from server.requests.vectors import as_json
-from server.routes.pooling_call import PoolingCall, require_embed, require_scores, written_list
-from server.routes.request_context import cancelled_when_client_leaves, read_texts, require_room
+from server.routes.pooling_call import PoolingCall, written_list
+from server.routes.request_context import cancelled_when_client_leaves, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
-EMBEDS = [Depends(require_room), Depends(require_embed)]
 
-
-@router.post("/api/embed", dependencies=EMBEDS)
+@router.post("/api/embed")
 @cancelled_when_client_leaves
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
@@ -34,7 +32,7 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     return written_list(map(as_json, vectors), before + b'"embeddings":[', b"]" + after)
 
 
-@router.post("/api/embeddings", dependencies=EMBEDS)
+@router.post("/api/embeddings")
 @cancelled_when_client_leaves
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Return the vector of one text, in `prompt`, as the model makes it."""
@@ -45,7 +43,7 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Respo
     return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
 
 
-@router.post("/api/rerank", dependencies=[Depends(require_room), Depends(require_scores)])
+@router.post("/api/rerank")
 @cancelled_when_client_leaves
 async def rerank(body: OllamaRerankRequest, request: Request) -> Response:
     """Order the documents by how well they answer the query, the best first. Ollama has no such endpoint yet;

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
-from server.access.request_state import caller_of
+from server.access.request_state import caller_of, header_of
 from server.batches import bodies as api
 from server.batches.database import Damaged
 from server.batches.folder import (
@@ -28,9 +28,9 @@ from server.batches.records import Batch, BatchRecord, StoredBatch
 from server.batches.runner import Runner
 from server.errors import BadRequest, HttpError, TooManyRequests, refused_if_full
 from server.http.endpoint import Endpoint
+from server.http.entry import require_json
 from server.http.multipart import FormReader
 from server.http.sse import json_response
-from server.routes.request_context import header_of, require_json
 
 router = APIRouter(route_class=Endpoint, tags=["batches"])
 

@@ -1,4 +1,4 @@
-"""The table of readings: every endpoint with texts is in it, and a body without its texts can be read."""
+"""Every endpoint with texts is in the table, and a body without its texts can be read."""
 
 import pytest
 from pydantic import TypeAdapter
@@ -6,13 +6,13 @@ from pydantic import TypeAdapter
 from server.api.fields import Body
 from server.app import OLLAMA_ROUTERS, ROUTERS
 from server.http.endpoint import Endpoint
-from server.reading.body_table import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
+from server.reading.body_table import BY_NAME, MANY_TEXTS, OTHER_BODY, USUAL_BODY
+from server.reading.endpoint_table import BY_PATH, TABLE
 
-WITHOUT_TEXTS = {
+OTHERS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
     *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
-    *("/v1/audio/transcriptions", "/v1/audio/translations"),  # forms
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
 }
 
@@ -21,20 +21,27 @@ def test_every_endpoint_with_texts_is_in_it() -> None:
     routers = [*ROUTERS, *OLLAMA_ROUTERS]
     routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
     takes_body = {route.path for route in routes if "POST" in (route.methods or ())}
-    assert takes_body == BY_PATH.keys() | WITHOUT_TEXTS
+    assert takes_body == BY_PATH.keys() | OTHERS
 
 
-def test_names_are_unique() -> None:
-    assert len(BY_NAME) == len({id(reading) for reading in BY_PATH.values()})
+def test_the_helper_knows_every_reading_by_its_name() -> None:
+    read = {reading for row in TABLE for reading in (row.reading, *row.dialects.values()) if reading}
+    assert {BY_NAME[reading.name] for reading in read} == read and len(BY_NAME) == len(read)
 
 
-@pytest.mark.parametrize("path", BY_PATH)
+@pytest.mark.parametrize("path", [path for path, row in BY_PATH.items() if row.reading])
 def test_longest_bodies(path: str) -> None:
     one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
     one += ("/api/chat", "/api/generate")
     texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize")
-    assert BY_PATH[path].most_bytes == (MANY_TEXTS if texts else USUAL_BODY)
+    assert most_bytes_of(path) == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
+
+
+def most_bytes_of(path: str) -> int:
+    reading = BY_PATH[path].reading
+    assert reading is not None
+    return reading.most_bytes
 
 
 SHORT = {
@@ -72,6 +79,9 @@ SHORT = {
     "similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     "score": {"queries": "a", "items": ["b"], "instruction": "c"},
     "rerank": {"query": "a", "documents": ["b"], "top_n": 1},
+    "tei_rerank": {"query": "a", "texts": ["b"], "raw_scores": True},
+    "voyage_rerank": {"query": "a", "documents": ["b"], "top_k": 1},
+    "infinity_rerank": {"query": "a", "documents": ["b"], "raw_scores": True},
     "ollama_chat": {
         "model": "tiny",
         "messages": [{"role": "user", "content": "a"}],
@@ -91,9 +101,3 @@ def test_a_body_without_its_texts_is_a_body(name: str) -> None:
     left: Body = adapter.validate_python(whole.without_texts())
     kept = set(type(whole).__pydantic_fields__) - set(whole.stand_ins)
     assert {field: getattr(left, field) for field in kept} == {field: getattr(whole, field) for field in kept}
-
-
-def test_both_forms_of_rerank() -> None:
-    adapter = TypeAdapter(BY_NAME["rerank"].body)
-    whole: Body = adapter.validate_python({"query": "a", "texts": ["b"], "raw_scores": True})
-    assert adapter.validate_python(whole.without_texts()).raw_scores is True

@@ -63,6 +63,6 @@ def test_what_stands_beside_each_document() -> None:
     assert work("score", {"text_1": "x" * 50, "text_2": documents}) == 500
     assert work("score", {"text_1": ["xx"] * 10, "text_2": documents}) == 20
     assert work("rerank", {"query": "x" * 50, "documents": documents, "instruction": "y" * 7}) == 570
-    assert work("rerank", {"query": "x" * 50, "texts": documents}) == 500
+    assert work("tei_rerank", {"query": "x" * 50, "texts": documents}) == 500
     written = work("rerank", {"query": "x", "documents": documents}, score_template=QWEN3_RERANKER)
     assert written == 10 * (1 + len(QWEN3_RERANKER))

@@ -68,8 +68,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/score", {"text_1": ["a", "b"], "text_2": ["b", "c", "d"]}),
     ("/rerank", {"query": "a", "documents": ["b", "dddd", "cc"]}),
     ("/rerank", {"query": "a", "documents": ["b", "cc"], "return_documents": False, "top_n": 1}),
-    ("/rerank", {"query": "a", "texts": ["b", "cc"], "return_text": True}),
-    ("/rerank", {"query": "a", "texts": ["b", "cc"]}),
 ]
 
 

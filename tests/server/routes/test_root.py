@@ -17,15 +17,18 @@ def frontend() -> FakeFrontend:
     return made
 
 
-async def test_the_body_says_which_endpoint_answers(
-    frontend: FakeFrontend, client: httpx.AsyncClient
-) -> None:
+async def test_models_that_embed(client: httpx.AsyncClient) -> None:
     for inputs in ("hi", ["hi", "ho"]):
         assert await post(client, "/", inputs=inputs) == await post(client, "/embed", inputs=inputs)
     compared = {"source_sentence": "a", "sentences": ["a", "b"]}
     same = await post(client, "/similarity", inputs=compared, parameters={})
     assert await post(client, "/", inputs=compared, parameters={}) == same
-    ranked = await post(client, "/rerank", query="a", texts=["b", "c"])
+
+
+async def test_models_that_rerank(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
+    frontend.serve("classify", score_type="cross-encoder")
+    frontend.answer_of = lambda item: vectors([0.25])
+    ranked = await post(client, "/rerank", "tei", query="a", texts=["b", "c"])
     assert await post(client, "/", query="a", texts=["b", "c"]) == ranked
 
 

@@ -139,23 +139,6 @@ async def test_a_lost_query_is_sent_again(client: httpx.AsyncClient, frontend: F
     assert {options["group"] for _, options in frontend.pooled} == {1}
 
 
-async def test_as_text_embeddings_inference_ranks(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    answer = await post(
-        client, "/rerank", query="q", texts=["a", "c", "b"], raw_scores=True, return_text=True
-    )
-    assert answer == [
-        {"index": 1, "score": pytest.approx(0.99), "text": "c"},
-        {"index": 2, "score": pytest.approx(0.98), "text": "b"},
-        {"index": 0, "score": pytest.approx(0.97), "text": "a"},
-    ]
-    assert frontend.pooled[-1][0][0].params.use_activation is False
-    assert (await post(client, "/rerank", query="q", texts=["a"]))[0].keys() == {"index", "score"}
-    error = await refusal(client, "/rerank", query="q", texts=["a" * 500])
-    assert "maximum context length" in error["message"]
-    await post(client, "/rerank", query="q", texts=["a" * 500], truncate=True, truncation_direction="Left")
-    assert len(frontend.pooled[-1][0][0].tokens) == 128
-
-
 async def test_as_text_embeddings_inference_embeds(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     frontend.serve("embed", "token_embed", score_type="bi-encoder")
     frontend.answer_of = lambda item: vectors([len(item.tokens), 0.5])

@@ -27,7 +27,6 @@ POOLING = [
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
     ("/score", {"text_1": "a", "text_2": "b"}),
     ("/rerank", {"query": "a", "documents": ["b", "c"]}),
-    ("/rerank", {"query": "a", "texts": ["b", "c"]}),
 ]
 CLASSIFYING = [("/classify", {"input": "a"}), ("/predict", {"inputs": "a"})]
 
