@@ -26,7 +26,7 @@ from server.frontend.adapters import ServedAdapters, open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
-from server.http.endpoint import BODY_MEMORY
+from server.http.connection.bodies import BODY_MEMORY
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, SPEECH, Facts
 from server.options.model_list import ModelEntry

@@ -8,12 +8,10 @@ is watched by its connection.
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -26,7 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.access.request_state import RequestState, caller_of, header_of, state_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
-from server.errors import ApiError, BadRequest, TooLarge, Unavailable
+from server.errors import ApiError, BadRequest
+from server.http.connection import bodies
 from server.http.entry import check_entry
 from server.http.error_answers import explain, path_of
 from server.http.sse import ClientGone, while_connected
@@ -34,135 +33,11 @@ from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.options.server_config import DIALECTS
 from server.reading.body_table import CHAT, COMPLETION, OTHER_BODY, Reading
-from server.reading.endpoint_table import BY_PATH, TABLE, ModelEndpoint
+from server.reading.endpoint_table import BY_PATH, ModelEndpoint
 
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
-
-MAX_BODY = 16 << 20
-RECORDINGS = frozenset(path for row in TABLE if row.is_form for path in row.paths)
-UPLOADS = RECORDINGS | {"/v1/files"}
-"""The paths of files, which may be longer than other bodies, because they go to the disk as they come."""
-MAX_TOGETHER = 256 << 20
-"""Bytes of all bodies together that are being read in this process."""
-ALWAYS_READ = 64 << 10
-"""A body up to so many bytes is read however many others there are: those who hold up long ones delay no
-short ones."""
-LONG = 1 << 20
-"""Bytes of a body above which its memory is given back to the system afterwards."""
-TRIM_AFTER = 3.0
-"""Seconds from a long body to the search for free memory, which takes up to some hundredths of one."""
-
-
-_M_TRIM_THRESHOLD = -1
-_MOST_FREE = 1 << 20
-"""The most bytes that are free at the end of the heap of a thread."""
-
-
-def bound_free_memory() -> None:
-    """Have the heaps of threads give back what is free at their ends: `malloc_trim` leaves it to them.
-
-    Each comes to keep up to 64 MiB otherwise: the bound grows with the largest piece that was freed.
-    """
-    system = ctypes.CDLL(None)
-    if hasattr(system, "mallopt"):  # only glibc has it
-        system.mallopt(_M_TRIM_THRESHOLD, _MOST_FREE)
-
-
-def _give_back() -> None:
-    system = ctypes.CDLL(None)
-    if hasattr(system, "malloc_trim"):  # only glibc has it
-        system.malloc_trim(0)
-
-
-class BodyMemory:
-    """Counts the bytes of the long bodies that are being read, and gives their memory back to the system.
-
-    The heap keeps what is freed between other things: after 256 MiB of bodies it kept nearly all of that.
-    """
-
-    def __init__(self, trim_heap: Callable[[], None] = _give_back) -> None:
-        self.taken = 0
-        self._trim_heap = trim_heap
-        self._trim_is_due = False
-
-    def has_room(self, size: int) -> bool:
-        return size <= ALWAYS_READ or self.taken + size <= MAX_TOGETHER
-
-    def give_back(self, size: int) -> None:
-        """Count so many bytes no more. Call this in the event loop."""
-        self.taken -= size
-        if size > LONG and not self._trim_is_due:
-            self._trim_is_due = True
-            asyncio.get_running_loop().call_later(TRIM_AFTER, self.trim)
-
-    def trim(self) -> None:
-        self._trim_is_due = False
-        self._trim_heap()
-
-
-BODY_MEMORY = BodyMemory()
-
-
-async def read_body(
-    receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int = MAX_BODY
-) -> bytes | bytearray:
-    """Returns the whole body, of `most` bytes at most, which is never copied as a whole.
-
-    Raises ClientDisconnect if the connection ends before it.
-    """
-    body: bytes | bytearray = b""
-    size = taken = 0
-    try:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            part = message.get("body", b"")
-            length = len(part)
-            size += length
-            if size > most:
-                raise body_too_large(most)
-            if size > ALWAYS_READ:
-                if memory.taken + size - taken > MAX_TOGETHER:
-                    raise no_room_for_body()
-                memory.taken += size - taken
-                taken = size
-            if size == length:
-                body = part
-            else:
-                body = bytearray(body) if isinstance(body, bytes) else body
-                body += part
-            if not message.get("more_body", False):
-                return body
-    finally:
-        memory.give_back(taken)
-
-
-class TakesMedia(Protocol):
-    """What says how large media may be."""
-
-    @property
-    def most_bytes(self) -> int: ...
-
-
-def most_bytes(media: TakesMedia | None) -> int:
-    """The longest body of any endpoint."""
-    return MAX_BODY + (0 if media is None else media.most_bytes)
-
-
-def body_too_large(most: int = MAX_BODY) -> TooLarge:
-    less = "less text" if most <= MAX_BODY else "smaller media, of which --max-media-mb is the limit,"
-    return TooLarge(f"The body may have at most {most} bytes: send {less} in one request.")
-
-
-def no_room_for_body() -> Unavailable:
-    return Unavailable(
-        f"The server is reading as many long requests as it holds at a time, {MAX_TOGETHER >> 20} MiB. Try "
-        "again later, or send less text in one request.",
-        retry_after=1,
-    )
 
 
 async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
@@ -277,19 +152,19 @@ class Endpoint(APIRoute):
         most, media = form.most_bytes, frontend.media if form.takes_media else None
         continues = self._row is not None and self._row.continues
         if reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
-            most = MAX_BODY  # it may have embeddings
+            most = bodies.MAX_BODY  # it may have embeddings
         if media is None:
-            raw = await read_body(request.receive, most=min(most, MAX_BODY))
+            raw = await bodies.read_body(request.receive, most=min(most, bodies.MAX_BODY))
             if continues and len(raw := await _expanded(request, raw)) > most:
-                raise body_too_large(most)
+                raise bodies.body_too_large(most)
         else:
-            whole = await read_body(request.receive, most=most + media.most_bytes)
+            whole = await bodies.read_body(request.receive, most=most + media.most_bytes)
             if continues:
                 whole = await _expanded(request, whole)
             inline = state.inline_files = InlineFiles()
             raw = inline.cut(whole, most)
             if len(raw) > most:
-                raise body_too_large(most)
+                raise bodies.body_too_large(most)
         if type(raw) is not bytes:
             raw = bytes(raw)
         if is_long(raw):
@@ -325,13 +200,13 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
         check_values(raw)
         return raw
     work = with_media(request, lambda media: frontend.helper.read(reading, raw, frontend.facts, media))
-    BODY_MEMORY.taken += len(raw)
+    bodies.BODY_MEMORY.taken += len(raw)
     try:
         found = await while_connected(request.receive, work)
     except ClientGone:
         raise ClientDisconnect from None
     finally:
-        BODY_MEMORY.give_back(len(raw))
+        bodies.BODY_MEMORY.give_back(len(raw))
     state.read = found.result
     return found.body
 

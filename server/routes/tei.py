@@ -19,7 +19,8 @@ from server.api.tei import (
     PredictRequest,
     SimilarityRequest,
 )
-from server.http.endpoint import DIALECT, Endpoint, read_body
+from server.http.connection.bodies import read_body
+from server.http.endpoint import DIALECT, Endpoint
 from server.http.entry import ENTRY, require_ready
 from server.http.sse import encode
 from server.model_facts import Facts, no_task

@@ -21,8 +21,8 @@ from server.frontend.adapters import open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import open_memory
+from server.http.connection.bodies import bound_free_memory
 from server.http.connection.sockets import set_options
-from server.http.endpoint import bound_free_memory
 from server.metrics.server_metrics import Metrics
 from server.options.model_list import ModelEntry
 from server.run import api_processes as messages

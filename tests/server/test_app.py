@@ -11,7 +11,7 @@ from fake_client import FakeClient
 
 from server.app import ROUTERS, create_app
 from server.frontend.frontend import Frontend
-from server.http import endpoint
+from server.http.connection import bodies
 from server.http.endpoint import Endpoint
 from server.routes import admin
 
@@ -199,7 +199,7 @@ async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
 async def test_bodies_are_bounded_while_they_are_read(
     ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "MAX_BODY", 1000)
+    monkeypatch.setattr(bodies, "MAX_BODY", 1000)
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -224,9 +224,9 @@ async def test_bodies_are_bounded_while_they_are_read(
 
 async def test_long_bodies_share_memory(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long one that finds no room is refused, before it is read if it has told its length."""
-    monkeypatch.setattr(endpoint, "MAX_TOGETHER", 3000)
-    monkeypatch.setattr(endpoint, "ALWAYS_READ", 1000)
-    memory, read = endpoint.BODY_MEMORY, asyncio.Event()
+    monkeypatch.setattr(bodies, "MAX_TOGETHER", 3000)
+    monkeypatch.setattr(bodies, "ALWAYS_READ", 1000)
+    memory, read = bodies.BODY_MEMORY, asyncio.Event()
     go_on = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from server.access.request_state import state_of
 from server.errors import ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
-from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
+from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.sse import ClientGone, while_connected
 from server.routes.model_choice import (

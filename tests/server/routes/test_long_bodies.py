@@ -9,7 +9,7 @@ from fake_api import assert_the_same_if_long, make_app, make_client
 from fake_frontend import FakeFrontend, FakeHelper
 
 from server.api.fields import LONG
-from server.http.endpoint import BODY_MEMORY
+from server.http.connection.bodies import BODY_MEMORY
 from server.model_facts import Limits
 
 TALK = [
