@@ -93,7 +93,8 @@ class Endpoint(APIRoute):
 
     Before the body is read, what the table of endpoints says of the path is checked, and then `dependencies`,
     async functions of the request, may refuse it by raising an ApiError. A long body is read as JSON by the
-    helper process, and arrives here with stand-ins for its texts.
+    helper process, and arrives here with stand-ins for its texts. A function that asks the model is cancelled
+    when its client leaves, and so computes nothing for nobody.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -105,6 +106,7 @@ class Endpoint(APIRoute):
         body = hints.pop("body", None)
         self._row = row = BY_PATH.get(path) if "POST" in (self.methods or ()) else None
         self._takes_body = body is not None
+        self._asks_model = row is not None and self._takes_body
         self._usual = _form_of(body, row)
         self._dialects = {} if row is None else {name: BodyForm.of(one) for name, one in row.dialects.items()}
         self._takes_request = hints.pop("request", None) is not None
@@ -144,7 +146,13 @@ class Endpoint(APIRoute):
             await check(request)
         if self._takes_body:
             arguments["body"] = await self._read(request, state)
-        return await self.endpoint(**arguments)
+        work = self.endpoint(**arguments)
+        if not self._asks_model:
+            return await work
+        try:
+            return await while_connected(request.receive, work)
+        except ClientGone:
+            raise ClientDisconnect from None
 
     async def _read(self, request: Request, state: RequestState) -> Any:
         form, frontend = self._form(request, state), state.frontend

@@ -14,7 +14,7 @@ from server.api import chat as api
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
-from server.http.sse import event
+from server.http.sse import event, json_response
 from server.options.server_config import ReasoningField, ServerConfig
 from server.reading.body_table import CHAT
 from server.routes.conversations.conversation_call import (
@@ -24,7 +24,7 @@ from server.routes.conversations.conversation_call import (
     new_call_id,
 )
 from server.routes.generation import chunk_events, whole_choices
-from server.routes.request_context import answer, config_of
+from server.routes.request_context import config_of
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
@@ -37,7 +37,7 @@ async def create_chat_completion(body: api.ChatRequest, request: Request) -> Res
     call = await begin_conversation(request, body, body, CHAT, "chatcmpl-")
     writers = [_ChatChoiceWriter(call, index, config) for index in range(call.choices)]
     if not body.stream:
-        return call.warn(await answer(request, _whole(call, writers)))
+        return call.warn(json_response(await _whole(call, writers)))
     empty = api.ChatChunk(
         id=call.id,
         created=call.created,

@@ -24,12 +24,12 @@ from server.api.completions import (
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
+from server.http.sse import json_response
 from server.reading.body_table import COMPLETION
 from server.reading.prompts import Prompt
 from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
 from server.routes.request_context import (
-    answer,
     config_of,
     frontend_of,
     read_texts,
@@ -59,7 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     )
     writers = [_ChoiceWriter(call, body, index) for index in range(call.choices)]
     if not body.stream:
-        return with_warnings(await answer(request, _whole(call, body, writers)), warnings)
+        return with_warnings(json_response(await _whole(call, body, writers)), warnings)
     empty = CompletionChunk(
         id=call.id,
         created=call.created,

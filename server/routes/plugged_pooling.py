@@ -21,7 +21,6 @@ from server.options.server_config import ServerConfig
 from server.requests.pooling import Item, PoolingParams, Source, TextReader
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
-from server.routes.request_context import cancelled_when_client_leaves
 from server.text.tokenizer import unpack
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -65,7 +64,6 @@ def open_io_processor(config: ServerConfig) -> Any:
 
 
 @router.post("/pooling")
-@cancelled_when_client_leaves
 async def pool_data(body: PluggedRequest, request: Request) -> Response:
     """Pool the prompts that the operator's class makes of the data, and answer what it makes of them."""
     call = PoolingCall(request, body, "pooling-")

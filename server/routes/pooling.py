@@ -41,7 +41,7 @@ from server.routes.pooling_call import (
     maybe_in_thread,
     require_outputs,
 )
-from server.routes.request_context import cancelled_when_client_leaves, read_texts
+from server.routes.request_context import read_texts
 from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -53,7 +53,6 @@ MOST_IN_A_HEADER = 256
 
 @router.post("/v1/embeddings")
 @router.post("/embeddings")
-@cancelled_when_client_leaves
 async def create_embeddings(
     body: bodies.EmbeddingRequest | VoyageEmbeddingRequest, request: Request
 ) -> Response:
@@ -79,14 +78,12 @@ async def _embed(body: bodies.EmbeddingRequest, request: Request) -> Response:
 
 
 @router.post("/embeddings_image")
-@cancelled_when_client_leaves
 async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Response:
     """A vector for each picture, as Infinity has it."""
     return await _embed(body, request)
 
 
 @router.post("/pooling")
-@cancelled_when_client_leaves
 async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
     call = PoolingCall(request, body, "pooling-")
@@ -101,7 +98,6 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
 
 
 @router.post("/classify")
-@cancelled_when_client_leaves
 async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -> Response:
     """The probability of each label, and the likeliest of them; or Infinity's form, if X-Facet-Dialect names
     it."""
@@ -125,7 +121,6 @@ async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -
 
 
 @router.post("/v2/embed")
-@cancelled_when_client_leaves
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body)
@@ -284,7 +279,6 @@ def _for_cohere(
 
 @scores.post("/score")
 @scores.post("/v1/score")
-@cancelled_when_client_leaves
 async def score(body: ScoreRequest, request: Request) -> Response:
     """Score each pair of texts; one text may be compared with many."""
     call = PoolingCall(request, body, "score-")
@@ -295,7 +289,6 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @scores.post("/rerank")
 @scores.post("/v1/rerank")
 @scores.post("/v2/rerank")
-@cancelled_when_client_leaves
 async def rerank(
     body: RerankRequest | TextsRequest | InfinityRerank | VoyageRerank, request: Request
 ) -> Response:

@@ -8,12 +8,10 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 from fastapi import Request, Response
 
 from engine_core.client.in_flight import AddOptions
@@ -32,9 +30,7 @@ from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import with_media
-from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
-from server.http.sse import ClientGone, json_response, while_connected
 from server.media.prompt import NO_MEDIA, LaidMedia
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
@@ -96,29 +92,6 @@ async def _read(frontend: Frontend, body: Body, reading: Reading[R], media: Laid
         raw = json.dumps(body.model_dump(exclude_unset=True)).encode()
         return (await frontend.helper.read(reading, raw, context.facts, media)).result
     return reading.read(body, context)
-
-
-def cancelled_when_client_leaves(
-    endpoint: Callable[..., Coroutine[Any, Any, Response]],
-) -> Callable[..., Awaitable[Response]]:
-    """Decorates an endpoint, so that nothing more is computed for a client that has left."""
-
-    @wraps(endpoint)
-    async def respond(request: Request, **arguments: object) -> Response:
-        try:
-            return await while_connected(request.receive, endpoint(request=request, **arguments))
-        except ClientGone:
-            return Response(status_code=CLIENT_GONE)
-
-    return respond
-
-
-async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
-    """Answers with the result of `work`, which is cancelled if the client goes away."""
-    try:
-        return json_response(await while_connected(request.receive, work))
-    except ClientGone:
-        return Response(status_code=CLIENT_GONE)
 
 
 def with_warnings(response: Response, warnings: Iterable[str]) -> Response:

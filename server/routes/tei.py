@@ -31,7 +31,6 @@ from server.routes import pooling
 from server.routes.pooling import label_of
 from server.routes.pooling_call import PoolingCall, written_list
 from server.routes.request_context import (
-    cancelled_when_client_leaves,
     frontend_of,
     read_texts,
 )
@@ -41,21 +40,18 @@ router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 
 
 @router.post("/embed")
-@cancelled_when_client_leaves
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embed each text. The answer is nothing but numbers."""
     return await _vectors(body, EMBED, request)
 
 
 @router.post("/embed_all")
-@cancelled_when_client_leaves
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
     return await _vectors(body, EMBED_ALL, request)
 
 
 @router.post("/embed_sparse")
-@cancelled_when_client_leaves
 async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
     """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
     call = PoolingCall(request, body)
@@ -75,7 +71,6 @@ async def _vectors(
 
 
 @router.post("/predict")
-@cancelled_when_client_leaves
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
     call = PoolingCall(request, body)
@@ -92,7 +87,6 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 
 
 @router.post("/similarity")
-@cancelled_when_client_leaves
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
     call = PoolingCall(request, body)

@@ -11,14 +11,13 @@ from contextlib import aclosing
 from typing import Generic, Literal, TypeVar
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Response
 
 from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.errors import ApiError
 from server.frontend.frontend import Delta
-from server.http.sse import StreamForm
+from server.http.sse import StreamForm, json_response
 from server.routes.conversations.conversation_call import ConversationCall, PartReader
-from server.routes.request_context import answer
 
 Kind = Literal["text", "reasoning", "call"]
 Item = TypeVar("Item")
@@ -145,7 +144,6 @@ async def _nothing() -> None:
 
 
 async def respond(
-    request: Request,
     call: ConversationCall,
     writer: EventWriter[Item],
     *,
@@ -161,7 +159,7 @@ async def respond(
     if stream:
         form = StreamForm(lambda data: writer.ended, writer.failed, ping)
         return call.warn(call.stream(events, form))
-    return call.warn(await answer(request, _whole(events, writer)))
+    return call.warn(json_response(await _whole(events, writer)))
 
 
 async def _events(

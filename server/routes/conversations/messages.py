@@ -38,7 +38,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     most = max(1, min(body.max_tokens, frontend_of(request).facts.max_model_len))
     chat = body.chat.model_copy(update={"max_completion_tokens": most})
     call = await begin_conversation(request, body, chat, MESSAGES, "msg_", counts_output=body.max_tokens > 0)
-    return await respond(request, call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
+    return await respond(call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -56,7 +56,7 @@ async def create_response(body: api.ResponsesRequest, request: Request) -> HttpR
             warnings.append(NOT_KEPT)
             writer.tell_not_kept()
 
-    response = await respond(request, call, writer, stream=bool(body.stream), before_end=keep)
+    response = await respond(call, writer, stream=bool(body.stream), before_end=keep)
     return with_warnings(response, warnings)
 
 
@@ -72,8 +72,12 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
         status="queued",
         background=True,
     )
-    await asyncio.to_thread(queue_response, request, id, encode(later), streams=bool(body.stream))
-    request.scope["app"].state.runner.wake()
+
+    async def queue() -> None:
+        await asyncio.to_thread(queue_response, request, id, encode(later), streams=bool(body.stream))
+        request.scope["app"].state.runner.wake()
+
+    await asyncio.shield(queue())  # the response is computed though its client has left
     return later
 
 

@@ -11,7 +11,7 @@ from server.reading.body_table import NER
 from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall, maybe_in_thread
-from server.routes.request_context import cancelled_when_client_leaves, read_texts
+from server.routes.request_context import read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
@@ -20,7 +20,6 @@ _FEW = 1 << 14
 
 
 @router.post("/ner")
-@cancelled_when_client_leaves
 async def create_entities(body: EntitiesRequest, request: Request) -> Response:
     """Find entities of the given labels in each text."""
     call = PoolingCall(request, body, "ner-")

@@ -13,7 +13,7 @@ from server.reading.body_table import MODERATIONS
 from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
-from server.routes.request_context import cancelled_when_client_leaves, frontend_of, read_texts
+from server.routes.request_context import frontend_of, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
@@ -40,7 +40,6 @@ def _table(request: Request, facts: Facts) -> Table:
 
 
 @router.post("/v1/moderations", dependencies=[Depends(require_moderation)])
-@cancelled_when_client_leaves
 async def create_moderation(body: ModerationRequest, request: Request) -> Response:
     """Say which categories of harmful content each text belongs to."""
     call = PoolingCall(request, body, "modr-")

@@ -27,7 +27,7 @@ from server.routes.conversations.conversation_call import (
     new_call_id,
     object_of,
 )
-from server.routes.request_context import answer, frontend_of
+from server.routes.request_context import frontend_of
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
@@ -66,7 +66,7 @@ async def _respond(
             lambda _: writer.finish is not None, _line_of, media_type=NDJSON, has_comments=False
         )
         return call.warn(call.stream(writer.lines(), form))
-    return call.warn(await answer(request, writer.whole()))
+    return call.warn(json_response(await writer.whole()))
 
 
 def _line_of(error: ApiError) -> bytes:

@@ -13,13 +13,12 @@ from server.http.sse import encode, json_response
 from server.reading.body_table import OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_RERANK
 from server.requests.vectors import as_json
 from server.routes.pooling_call import PoolingCall, written_list
-from server.routes.request_context import cancelled_when_client_leaves, read_texts
+from server.routes.request_context import read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
 
 @router.post("/api/embed")
-@cancelled_when_client_leaves
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
     call = PoolingCall(request, body)
@@ -33,7 +32,6 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 
 
 @router.post("/api/embeddings")
-@cancelled_when_client_leaves
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Return the vector of one text, in `prompt`, as the model makes it."""
     call = PoolingCall(request, body)
@@ -44,7 +42,6 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Respo
 
 
 @router.post("/api/rerank")
-@cancelled_when_client_leaves
 async def rerank(body: OllamaRerankRequest, request: Request) -> Response:
     """Order the documents by how well they answer the query, the best first. Ollama has no such endpoint yet;
     this is how its clients expect it."""
