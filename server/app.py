@@ -252,7 +252,7 @@ def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
     because it is their bodies that say for which they are."""
     if isinstance(frontend, ManyModels):
         return lambda method, target, scope: None
-    paths = [path for row in TABLE if row.asks_engine for path in row.paths]
+    paths = [path for row in TABLE if row.use is not None for path in row.paths]
     return head_check(frontend.admissions, paths, frontend.access)
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, get_args
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
@@ -22,11 +22,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import RequestState, caller_of, header_of, state_of
+from server.access.request_state import (
+    RequestState,
+    begin_request,
+    caller_of,
+    header_of,
+    require_right,
+    state_of,
+)
 from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
-from server.http.entry import check_entry
 from server.http.error_answers import explain, path_of
 from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
@@ -38,6 +44,48 @@ from server.reading.endpoint_table import BY_PATH, ModelEndpoint
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
+
+
+class NotJson(BadRequest):
+    type = "Bad Request"
+
+
+def check_entry(request: Request, row: ModelEndpoint) -> None:
+    """Refuses a request to an endpoint of the table, by its head alone."""
+    state = state_of(request.scope)
+    frontend = state.frontend
+    frontend.require_ready()
+    if row.use is not None:
+        if state.admission is None:  # or it has got a place already
+            frontend.admissions.check_room(caller_of(request))
+        begin_request(request)
+    if row.needs_json:
+        check_json(request)
+    if row.use is not None:
+        require_right(request, *row.use.rights)
+        row.use.require(frontend.facts)
+
+
+def check_json(request: Request) -> None:
+    kind = header_of(request, b"content-type") or ""
+    if kind == "application/json":
+        return
+    kind = kind.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+
+
+async def require_ready(request: Request) -> None:
+    """Refuses every request with 503 while the model loads, whatever is wrong with the body."""
+    state_of(request.scope).frontend.require_ready()
+
+
+async def require_json(request: Request) -> None:
+    check_json(request)
+
+
+ENTRY = [Depends(require_ready), Depends(require_json)]
+"""Checks of an endpoint with a body that is not in the table."""
 
 
 async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
@@ -75,12 +123,14 @@ DIALECT = b"x-facet-dialect"
 class BodyForm:
     """One form of an endpoint's body."""
 
-    __slots__ = ("most_bytes", "reading", "takes_media", "validate")
+    __slots__ = ("most_bytes", "reading", "takes_media", "takes_rows", "validate")
 
     def __init__(self, kind: Any, reading: Reading[Any] | None = None, most_bytes: int = OTHER_BODY) -> None:
         """`reading` says how a body of this type is read, if it may be long."""
         self.reading, self.most_bytes = reading, most_bytes
         self.takes_media = reading is not None and reading.takes_media
+        self.takes_rows = reading is CHAT or reading is COMPLETION
+        """Whether it may have embeddings in place of tokens, if the model takes them."""
         self.validate = TypeAdapter(kind).validate_python
 
     @classmethod
@@ -156,11 +206,11 @@ class Endpoint(APIRoute):
 
     async def _read(self, request: Request, state: RequestState) -> Any:
         form, frontend = self._form(request, state), state.frontend
-        reading = state.reading = form.reading
+        state.reading = form.reading
         most, media = form.most_bytes, frontend.media if form.takes_media else None
         continues = self._row is not None and self._row.continues
-        if reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
-            most = bodies.MAX_BODY  # it may have embeddings
+        if form.takes_rows and frontend.facts.ready.worker.row_width:
+            most = bodies.MAX_BODY
         if media is None:
             raw = await bodies.read_body(request.receive, most=min(most, bodies.MAX_BODY))
             if continues and len(raw := await _expanded(request, raw)) > most:

@@ -207,7 +207,7 @@ OTHER_BODY = 1 << 20
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading(Generic[R]):
     """How the texts of a body become what the engine gets."""
 

@@ -100,10 +100,6 @@ class ModelEndpoint:
     is_form: bool = False
     """Whether the body is a form with a file, which goes to the disk as it comes."""
 
-    @property
-    def asks_engine(self) -> bool:
-        return self.use is not None
-
 
 def _row(*paths: str, **facts: Any) -> ModelEndpoint:
     return ModelEndpoint(paths=paths, **facts)

@@ -16,8 +16,7 @@ from server.access.request_state import begin_request, state_of
 from server.api.fields import FIRST_ERROR
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
-from server.http.endpoint import Endpoint
-from server.http.entry import require_json
+from server.http.endpoint import Endpoint, require_json
 from server.http.error_answers import path_of
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE

@@ -16,7 +16,6 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import event, json_response
 from server.options.server_config import ReasoningField, ServerConfig
-from server.reading.body_table import CHAT
 from server.routes.conversations.conversation_call import (
     ConversationCall,
     PartReader,
@@ -34,7 +33,7 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     config = config_of(request)
-    call = await begin_conversation(request, body, body, CHAT, "chatcmpl-")
+    call = await begin_conversation(request, body, body, "chatcmpl-")
     writers = [_ChatChoiceWriter(call, index, config) for index in range(call.choices)]
     if not body.stream:
         return call.warn(json_response(await _whole(call, writers)))

@@ -25,7 +25,6 @@ from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_l
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
-from server.reading.body_table import COMPLETION
 from server.reading.prompts import Prompt
 from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
@@ -48,7 +47,7 @@ _FORM_FIRST = (
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     frontend_of(request).check_model(body.model)
-    prompts = await read_texts(request, body, COMPLETION)
+    prompts: list[Prompt] = await read_texts(request, body)
     sampling = body.to_sampling()
     admission = admit_answers(request, len(prompts), sampling.n)
     bounds, warnings = await _plan(request, body, prompts)

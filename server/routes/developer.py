@@ -10,8 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.errors import BadRequest, HttpError, Unavailable
-from server.http.endpoint import Endpoint
-from server.http.entry import ENTRY, require_ready
+from server.http.endpoint import ENTRY, Endpoint, require_ready
 from server.http.sse import encode
 from server.routes.request_context import frontend_of
 from worker.calls.messages import APPLY_MODEL, CallFailed, NoWorkers

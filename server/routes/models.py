@@ -20,10 +20,8 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.frontend.model_engines import ModelState
-from server.http.endpoint import Endpoint
-from server.http.entry import require_json, require_ready
+from server.http.endpoint import Endpoint, require_json, require_ready
 from server.http.sse import json_response
-from server.reading.body_table import DETOKENIZE, TOKENIZE
 from server.requests.spaces import usual_space
 from server.routes.request_context import config_of, frontend_of, read_texts, server_of
 from server.text.tokenizer_files import tokenizer_info
@@ -235,14 +233,14 @@ def _permission(name: str, created: int) -> dict[str, object]:
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Tokenize a text, or a conversation as the chat endpoint would write it."""
     frontend_of(request).check_model(body.model)
-    return Response(await read_texts(request, body, TOKENIZE), media_type="application/json")
+    return Response(await read_texts(request, body), media_type="application/json")
 
 
 @tokenizer.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     frontend_of(request).check_model(body.model)
-    return Response(await read_texts(request, body, DETOKENIZE), media_type="application/json")
+    return Response(await read_texts(request, body), media_type="application/json")
 
 
 @router.get("/tokenizer_info")

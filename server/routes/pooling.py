@@ -20,12 +20,10 @@ from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.model_facts import Facts
 from server.reading.body_table import (
-    COHERE,
-    POOLING,
-    SCORE,
     ReadTexts,
 )
 from server.requests.pooling import Item
+from server.requests.scoring import Compared
 from server.requests.vectors import (
     VectorForm,
     as_array,
@@ -63,7 +61,7 @@ async def create_embeddings(
 
 async def _embed(body: bodies.EmbeddingRequest, request: Request) -> Response:
     call = PoolingCall(request, body, "embd-")
-    found: ReadTexts = await read_texts(request, body, call.state.reading)
+    found: ReadTexts = await read_texts(request, body)
     call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
@@ -87,7 +85,7 @@ async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Resp
 async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
     call = PoolingCall(request, body, "pooling-")
-    found = await read_texts(request, body, POOLING)
+    found: ReadTexts = await read_texts(request, body)
     call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
@@ -107,7 +105,7 @@ async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -
         raise BadRequest(
             "This model compares: give `labels`, whole texts that each input is compared with.", "labels"
         )
-    vectors = await call.run((await read_texts(request, body, call.state.reading)).items)
+    vectors = await call.run((await read_texts(request, body)).items)
     if body.labels is not None and learned is not None:
         found, labels = list(label_probs(vectors, len(body.labels), learned)), body.labels
     else:
@@ -124,7 +122,7 @@ async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, COHERE)
+    found: ReadTexts = await read_texts(request, body)
     space = call.find_space(found, body.values)
     params = found.items[0].params
     require_outputs(request, params)
@@ -282,7 +280,7 @@ def _for_cohere(
 async def score(body: ScoreRequest, request: Request) -> Response:
     """Score each pair of texts; one text may be compared with many."""
     call = PoolingCall(request, body, "score-")
-    found = await call.score(await read_texts(request, body, SCORE))
+    found = await call.score(await read_texts(request, body))
     return call.answer(Score(index=i, score=one) for i, one in enumerate(found))
 
 
@@ -295,7 +293,7 @@ async def rerank(
     """Order the documents by how well they answer the query, the best first: as Cohere's, Jina's and vLLM's
     servers do, or at /rerank and /v1/rerank in the form that X-Facet-Dialect names."""
     call = PoolingCall(request, body, "score-")
-    compared = await read_texts(request, body, call.state.reading)
+    compared: Compared = await read_texts(request, body)
     found = await call.score(compared)
     best = [(index, found[index]) for index in best_first(found)]
     parts = RankedParts(call.id, call.model, call.created, call.usage(), best, compared.repeated)

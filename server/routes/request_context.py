@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -72,12 +72,12 @@ def admit(request: Request, frontend: Frontend, places: int) -> Admission:
     return admission
 
 
-async def read_texts(request: Request, body: Body, reading: Reading[R]) -> R:
-    """Reads the texts of a body, unless the helper has done so before the endpoint was called."""
-    done = state_of(request.scope).read
-    if done is not None:
-        return done
-    frontend = frontend_of(request)
+async def read_texts(request: Request, body: Body) -> Any:
+    """Reads the texts of a body as the table of endpoints says, unless the helper has done so already."""
+    state = state_of(request.scope)
+    if state.read is not None:
+        return state.read
+    frontend, reading = frontend_of(request), state.reading
     if frontend.media is None:
         return await _read(frontend, body, reading, NO_MEDIA)
     return await with_media(request, lambda media: _read(frontend, body, reading, media))

@@ -20,11 +20,10 @@ from server.api.tei import (
     SimilarityRequest,
 )
 from server.http.connection.bodies import read_body
-from server.http.endpoint import DIALECT, Endpoint
-from server.http.entry import ENTRY, require_ready
+from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.sse import encode
 from server.model_facts import Facts, no_task
-from server.reading.body_table import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, Reading, ReadTexts
+from server.reading.body_table import ReadTexts
 from server.requests.spaces import usual_space
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
@@ -42,29 +41,27 @@ router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 @router.post("/embed")
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embed each text. The answer is nothing but numbers."""
-    return await _vectors(body, EMBED, request)
+    return await _vectors(body, request)
 
 
 @router.post("/embed_all")
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
-    return await _vectors(body, EMBED_ALL, request)
+    return await _vectors(body, request)
 
 
 @router.post("/embed_sparse")
 async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
     """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, EMBED_SPARSE)
+    found: ReadTexts = await read_texts(request, body)
     call.find_space(found)
     return written_list(map(sparse_pairs_json, await call.run(found.items)))
 
 
-async def _vectors(
-    body: EmbedRequest | EmbedAllRequest, reading: Reading[ReadTexts], request: Request
-) -> Response:
+async def _vectors(body: EmbedRequest | EmbedAllRequest, request: Request) -> Response:
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, reading)
+    found: ReadTexts = await read_texts(request, body)
     call.find_space(found)
     vectors = await call.run(found.items)
     return written_list(map(as_json, vectors))
@@ -74,7 +71,7 @@ async def _vectors(
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, PREDICT)
+    found: ReadTexts = await read_texts(request, body)
     predictions = (encode(_predictions(vectors, call.facts)) for vectors in await call.run(found.items))
     if found.many:
         return written_list(predictions)
@@ -90,7 +87,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
     call = PoolingCall(request, body)
-    source, *others = await call.run((await read_texts(request, body, SIMILARITY)).items)
+    source, *others = await call.run((await read_texts(request, body)).items)
     measure = call.facts.pooling.texts.similarity
     return written_list(encode(compare(source, other, measure)) for other in others)
 

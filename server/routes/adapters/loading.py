@@ -12,8 +12,7 @@ from server.frontend.adapter_orders import load_into, unload_from
 from server.frontend.adapters import InvalidUserInput, ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.endpoint import Endpoint
-from server.http.entry import ENTRY
+from server.http.endpoint import ENTRY, Endpoint
 from server.routes.request_context import server_of
 
 router = APIRouter(route_class=Endpoint, tags=["adapters"], dependencies=ENTRY)

@@ -40,11 +40,12 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     form.check_untimed(translates=translates, unknown=_OF_PIECES, why=why)
     media = frontend_of(request).facts.media
     spoken = CHATS["" if media is None else media.transcribes]
-    files = state_of(request.scope).inline_files = InlineFiles()
+    state = state_of(request.scope)
+    state.reading, state.inline_files = CHAT, (files := InlineFiles())
     chat = _conversation(form, spoken, files.add(MediaFile(file)))
 
     async def respond() -> Response:
-        call = await begin_conversation(request, chat, chat, CHAT, "trsc-")
+        call = await begin_conversation(request, chat, chat, "trsc-")
         heard = _Heard(request, form, call, SpokenText("" if form.language else spoken.mark))
         return call.stream(heard.events()) if form.stream else await heard.whole()
 

@@ -30,7 +30,6 @@ from server.frontend.frontend import Delta, Frontend
 from server.grammar_checks.checker_process import AskedTool, ask_for_calls
 from server.grammars.form_grammar import AnswerGrammar, AskedForm
 from server.options.server_config import ServerConfig
-from server.reading.body_table import Reading
 from server.reading.prompts import Conversation
 from server.reading.system_messages import TOLD_DIALECT
 from server.requests.sampling import SamplingParams
@@ -273,7 +272,6 @@ async def begin_conversation(
     request: Request,
     body: Body,
     chat: ChatRequest,
-    reading: Reading[Conversation],
     prefix: str,
     *,
     counts_output: bool = True,
@@ -286,7 +284,7 @@ async def begin_conversation(
     """
     frontend = frontend_of(request)
     frontend.check_model(chat.model)
-    conversation = await read_texts(request, body, reading)
+    conversation: Conversation = await read_texts(request, body)
     sampling = chat.to_sampling()
     if window is not None:
         sampling.max_tokens = _room(conversation.prompt.length, window, sampling.max_tokens)

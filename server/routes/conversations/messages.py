@@ -16,7 +16,6 @@ from server.errors import ApiError, anthropic_error
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
-from server.reading.body_table import COUNT_TOKENS, MESSAGES
 from server.routes.conversations.conversation_call import (
     ConversationCall,
     begin_conversation,
@@ -37,7 +36,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     # Clients ask for as much as Anthropic's models can answer, whatever the window is here.
     most = max(1, min(body.max_tokens, frontend_of(request).facts.max_model_len))
     chat = body.chat.model_copy(update={"max_completion_tokens": most})
-    call = await begin_conversation(request, body, chat, MESSAGES, "msg_", counts_output=body.max_tokens > 0)
+    call = await begin_conversation(request, body, chat, "msg_", counts_output=body.max_tokens > 0)
     return await respond(call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
 
 
@@ -45,7 +44,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_message_tokens(body: CountTokensRequest, request: Request) -> Response:
     """Count the tokens of the prompt that a request to /v1/messages would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(api.TokenCount(await read_texts(request, body, COUNT_TOKENS)))
+    return json_response(api.TokenCount(await read_texts(request, body)))
 
 
 class MessageWriter(EventWriter[api.Block]):

@@ -24,7 +24,6 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.model_facts import Facts
-from server.reading.body_table import INPUT_TOKENS, RESPONSES
 from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.conversations.kept_responses import (
@@ -45,7 +44,7 @@ async def create_response(body: api.ResponsesRequest, request: Request) -> HttpR
     if body.background:
         later = await begin_later(request, body, stored=keeping is not None)
         return await stream_response(request, later.id) if body.stream else json_response(later)
-    call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
+    call = await begin_conversation(request, body, body.chat, "resp_")
     warnings = [NOT_KEPT] if keeping is not None and not keeping.has_room() else []
     writer = ResponseWriter(call, body, stored=keeping is not None and not warnings)
 
@@ -85,7 +84,7 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
 async def count_input_tokens(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(api.InputTokens(await read_texts(request, body, INPUT_TOKENS)))
+    return json_response(api.InputTokens(await read_texts(request, body)))
 
 
 def _new_response(

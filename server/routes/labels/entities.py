@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.scores import Entities, EntitiesRequest
 from server.http.endpoint import Endpoint
-from server.reading.body_table import NER
+from server.reading.body_table import ReadTexts
 from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall, maybe_in_thread
@@ -23,7 +23,7 @@ _FEW = 1 << 14
 async def create_entities(body: EntitiesRequest, request: Request) -> Response:
     """Find entities of the given labels in each text."""
     call = PoolingCall(request, body, "ner-")
-    found = await read_texts(request, body, NER)
+    found: ReadTexts = await read_texts(request, body)
     texts = [msgspec.json.decode(text, type=str) for text in found.repeated]
     arrays = [as_array(one) for one in await call.run(found.items)] if found.items else []
 

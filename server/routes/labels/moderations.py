@@ -9,7 +9,6 @@ from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.model_facts import Facts
-from server.reading.body_table import MODERATIONS
 from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
@@ -43,7 +42,7 @@ def _table(request: Request, facts: Facts) -> Table:
 async def create_moderation(body: ModerationRequest, request: Request) -> Response:
     """Say which categories of harmful content each text belongs to."""
     call = PoolingCall(request, body, "modr-")
-    vectors = await call.run((await read_texts(request, body, MODERATIONS)).items)
+    vectors = await call.run((await read_texts(request, body)).items)
     labels, table = call.facts.pooling.labels, _table(request, call.facts)
     results = [judge(labels, as_array(one).tolist(), table) for one in vectors]
     return json_response(Moderations(call.id, call.model, results))

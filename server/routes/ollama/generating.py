@@ -18,8 +18,6 @@ from server.errors import OLLAMA, ApiError, error_body
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import StreamForm, encode, json_response
-from server.reading.body_table import OLLAMA_CHAT, OLLAMA_GENERATE, Reading
-from server.reading.prompts import Conversation
 from server.routes.conversations.conversation_call import (
     ConversationCall,
     PartReader,
@@ -37,18 +35,16 @@ NDJSON = "application/x-ndjson"
 @router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    return await _respond(body, request, OLLAMA_CHAT, is_empty=not body.messages)
+    return await _respond(body, request, is_empty=not body.messages)
 
 
 @router.post("/api/generate")
 async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
     """Answer a prompt, which the chat template writes as a message unless it is `raw`."""
-    return await _respond(body, request, OLLAMA_GENERATE, is_empty=not body.prompt and not body.images)
+    return await _respond(body, request, is_empty=not body.prompt and not body.images)
 
 
-async def _respond(
-    body: OllamaAnswering, request: Request, reading: Reading[Conversation], *, is_empty: bool
-) -> Response:
+async def _respond(body: OllamaAnswering, request: Request, *, is_empty: bool) -> Response:
     frontend, is_chat = frontend_of(request), isinstance(body, OllamaChatRequest)
     frontend.check_model(body.model)
     facts = frontend.facts
@@ -59,7 +55,7 @@ async def _respond(
     window, most = body.asked.window(facts.max_model_len), body.chat.most_tokens
     bounded = body.chat.model_copy(update={"max_completion_tokens": most and min(most, window)})
     within = window if body.asked.num_ctx is not None else None
-    call = await begin_conversation(request, body, bounded, reading, "ollama-", window=within)
+    call = await begin_conversation(request, body, bounded, "ollama-", window=within)
     writer = _AnswerWriter(call, is_chat=is_chat)
     if body.stream is not False:
         form = StreamForm(

@@ -15,8 +15,7 @@ from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.endpoint import Endpoint
-from server.http.entry import require_ready
+from server.http.endpoint import Endpoint, require_ready
 from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_config import ServerConfig

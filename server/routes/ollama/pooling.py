@@ -10,7 +10,8 @@ from server.api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedReque
 from server.api.scores import best_first
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.reading.body_table import OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_RERANK
+from server.reading.body_table import ReadTexts
+from server.requests.scoring import Compared
 from server.requests.vectors import as_json
 from server.routes.pooling_call import PoolingCall, written_list
 from server.routes.request_context import read_texts
@@ -22,7 +23,7 @@ router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, OLLAMA_EMBED)
+    found: ReadTexts = await read_texts(request, body)
     space = call.find_space(found)
     vectors = await call.run(found.items)
     head = api.Embedded(model=call.model, embedding_space=space)
@@ -35,7 +36,7 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Return the vector of one text, in `prompt`, as the model makes it."""
     call = PoolingCall(request, body)
-    found = await read_texts(request, body, OLLAMA_EMBEDDINGS)
+    found: ReadTexts = await read_texts(request, body)
     call.find_space(found)
     [vector] = await call.run(found.items)
     return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
@@ -46,7 +47,7 @@ async def rerank(body: OllamaRerankRequest, request: Request) -> Response:
     """Order the documents by how well they answer the query, the best first. Ollama has no such endpoint yet;
     this is how its clients expect it."""
     call = PoolingCall(request, body)
-    compared = await read_texts(request, body, OLLAMA_RERANK)
+    compared: Compared = await read_texts(request, body)
     found = await call.score(compared)
     results = [api.RankedDocument(index, found[index]) for index in best_first(found)[: body.top_n or None]]
     for one in results if compared.repeated else ():

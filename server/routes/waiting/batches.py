@@ -27,8 +27,7 @@ from server.batches.folder import (
 from server.batches.records import Batch, BatchRecord, StoredBatch
 from server.batches.runner import Runner
 from server.errors import BadRequest, HttpError, TooManyRequests, refused_if_full
-from server.http.endpoint import Endpoint
-from server.http.entry import require_json
+from server.http.endpoint import Endpoint, require_json
 from server.http.multipart import FormReader
 from server.http.sse import json_response
 

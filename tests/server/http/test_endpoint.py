@@ -1,6 +1,7 @@
 """Endpoints: whatever one answers, FastAPI's own route to the same function would have answered."""
 
 # pyright: reportPrivateUsage=false
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -13,14 +14,15 @@ from fake_frontend import FakeFrontend
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from server.access.request_state import KEY, state_of
 from server.api.fields import invalid_body
+from server.api.tokenize import TokenizeRequest
 from server.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
-from server.http.endpoint import Endpoint, PathTable
-from server.http.entry import check_entry
+from server.http.endpoint import Endpoint, PathTable, check_entry
 from server.http.error_answers import CLIENT_GONE, explain
 from server.reading.endpoint_table import BY_PATH
 from server.routes import models
@@ -282,6 +284,33 @@ async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
     with pytest.raises(RuntimeError, match="of the connection"):
         await app(post_scope(COMPLETIONS), receive, send)
     assert sent == ["http.response.start", "http.response.body"]
+
+
+async def test_a_function_that_asks_the_model_ends_when_its_client_leaves(frontend: FakeFrontend) -> None:
+    ended: list[bool] = []
+
+    async def count(body: TokenizeRequest) -> Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    router = APIRouter(route_class=Endpoint)
+    router.add_api_route("/tokenize", count, methods=["POST"])
+    app = FastAPI(routes=[PathTable([router])])
+    app.state.frontend = frontend
+    messages: list[Any] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b'{"prompt": "a"}'}]
+
+    async def receive() -> Any:
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there to read this")
+
+    with pytest.raises(ClientDisconnect):
+        await app(post_scope("/tokenize"), receive, send)
+    assert ended == [True]
 
 
 async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> None:
