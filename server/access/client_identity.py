@@ -11,7 +11,6 @@ from functools import lru_cache
 from math import ceil, floor, inf
 from typing import NamedTuple
 
-from starlette.requests import Request
 from starlette.types import Scope
 
 from engine_core.client.in_flight import AddOptions
@@ -234,7 +233,8 @@ def _network_of(host: str) -> str:
     return str(ipaddress.IPv6Network((address, _NETWORK), strict=False).network_address)
 
 
-HEADER = b"x-request-timeout"
+TIMEOUT = b"x-request-timeout"
+"""The header that says how many seconds a request may take."""
 MOST_SECONDS = 1e6
 RETRY_SECONDS = 5
 """Seconds after which a client may try again whose time was over before the engine was asked."""
@@ -264,13 +264,13 @@ class TimeLimits(NamedTuple):
 
 
 def limits_of(
-    request: Request, options: AccessOptions, arrived: float, asked: float | None
+    named: bytes | None, options: AccessOptions, arrived: float, asked: float | None
 ) -> TimeLimits | None:
-    """The limits of a request that arrived at this time; None if it has none. `asked` is its body's."""
+    """The limits of a request that arrived at this time; None if it has none. `named` is in its header, and
+    `asked` in its body."""
     seconds = options.request_timeout or inf
-    for name, value in request.scope["headers"]:
-        if name == HEADER:
-            seconds = min(seconds, _seconds(value))
+    if named is not None:
+        seconds = min(seconds, _seconds(named))
     if asked is not None:
         seconds = min(seconds, asked)
     if seconds == inf and not options.max_queue_wait:

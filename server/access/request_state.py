@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from starlette.requests import Request
 from starlette.types import Scope
 
 from server.access.admission import Admission
@@ -21,6 +20,9 @@ from server.requests.timing import RequestTimes
 
 KEY = "facet"
 """The key of the scope under which a request's state lies."""
+
+UNKNOWN = Caller()
+"""The client of a request of which nobody knows yet who sends it."""
 
 Attributes = Mapping[str, str | int | float | None]
 """Names and values; None if nothing is known."""
@@ -42,16 +44,18 @@ class RequestState:
     follow_reader: Callable[[Callable[[bool], None]], None] | None = None
     """Tells a stream whether its client keeps up with reading. The connection sets it, of which there is none
     where the server asks itself."""
-    caller: Caller | None = None
-    """The holder of the key that the request brings. The check of heads or that of keys sets it, or whoever
-    asks on behalf of an owner; the choice of a model narrows it to the quotas for that model. Where nobody
-    has, `caller_of` sets it to the client at the address."""
+    caller: Caller = UNKNOWN
+    """The client. The check of heads or that of keys sets it to the holder of the key that the request has,
+    and whoever asks on behalf of an owner to that; the choice of a model narrows it to the quotas for that
+    model. Where nobody has set it, the endpoint sets it to the client at the address."""
     admission: Admission | None = None
     """The places that the request has. The check of heads takes the first if it can, `admit` the others, and
     the outermost middleware gives all back."""
     frontend: Any = None
     """The `Frontend` of the model that the request is for. The choice of a model or an adapter sets it; else
     the endpoint sets it to what is served: the only model, or the set of several."""
+    head: Mapping[bytes, bytes] = field(default_factory=dict)
+    """The headers by names in small letters; of several with one name the first. The endpoint sets it."""
     continued: bytes | bytearray = b""
     """The body of a response with what it continues, as it may be kept and computed later. The endpoint sets
     it when it has read the body."""
@@ -69,6 +73,30 @@ class RequestState:
     """The space of the vectors in the answer, which the endpoint tells in a header. The call that makes the
     vectors sets it."""
 
+    def arrive(self, scope: Scope) -> None:
+        """Sets what nobody has set before the endpoint of the request is called."""
+        self.head = dict(reversed(scope["headers"]))
+        served = scope["app"].state
+        if self.frontend is None:
+            self.frontend = served.frontend
+        if self.caller is UNKNOWN:
+            by_address = served.config.access.fair_between == "addresses"
+            self.caller = caller_at(scope, by_address=by_address)
+
+    def header(self, name: bytes) -> str | None:
+        value = self.head.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def require_right(self, *rights: Right) -> None:
+        """Raises Forbidden if the client's key may be used for none of these."""
+        if self.caller.key is not None:
+            self.caller.key.require(*rights)
+
+    def count(self) -> None:
+        """Counts the request against the quotas of the client's key. Raises QuotaExceeded beyond them."""
+        if self.caller.account is not None:
+            self.caller.account.begin_request()
+
 
 def state_of(scope: Scope) -> RequestState:
     """The state of the request with this scope, which is made here if the request did not come by one of our
@@ -77,35 +105,3 @@ def state_of(scope: Scope) -> RequestState:
     if state is None:
         state = scope[KEY] = RequestState()
     return state
-
-
-def header_of(request: Request, name: bytes) -> str | None:
-    """The first header of a name in small letters: in one pass, which is quicker than Starlette's look-up."""
-    for key, value in request.scope["headers"]:
-        if key == name:
-            return value.decode("latin-1")
-    return None
-
-
-def caller_of(request: Request) -> Caller:
-    """The client that sends a request: the holder of its key, or else the address at the other end."""
-    scope = request.scope
-    state = state_of(scope)
-    if state.caller is None:
-        by_address = scope["app"].state.config.access.fair_between == "addresses"
-        state.caller = caller_at(scope, by_address=by_address)
-    return state.caller
-
-
-def require_right(request: Request, *rights: Right) -> None:
-    """Raises Forbidden if the client's key may be used for none of these."""
-    caller = state_of(request.scope).caller
-    if caller is not None and caller.key is not None:
-        caller.key.require(*rights)
-
-
-def begin_request(request: Request) -> None:
-    """Count a request against the quotas of the client's key; raises QuotaExceeded if they are used up."""
-    caller = state_of(request.scope).caller
-    if caller is not None and caller.account is not None:
-        caller.account.begin_request()

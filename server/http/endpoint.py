@@ -22,14 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import (
-    RequestState,
-    begin_request,
-    caller_of,
-    header_of,
-    require_right,
-    state_of,
-)
+from server.access.request_state import RequestState, state_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
@@ -50,27 +43,25 @@ class NotJson(BadRequest):
     type = "Bad Request"
 
 
-def check_entry(request: Request, row: ModelEndpoint) -> None:
+def check_entry(state: RequestState, row: ModelEndpoint) -> None:
     """Refuses a request to an endpoint of the table, by its head alone."""
-    state = state_of(request.scope)
     frontend = state.frontend
     frontend.require_ready()
     if row.use is not None:
         if state.admission is None:  # or it has got a place already
-            frontend.admissions.check_room(caller_of(request))
-        begin_request(request)
+            frontend.admissions.check_room(state.caller)
+        state.count()
     if row.needs_json:
-        check_json(request)
+        check_json(state)
     if row.use is not None:
-        require_right(request, *row.use.rights)
+        state.require_right(*row.use.rights)
         row.use.require(frontend.facts)
 
 
-def check_json(request: Request) -> None:
-    kind = header_of(request, b"content-type") or ""
-    if kind == "application/json":
+def check_json(state: RequestState) -> None:
+    if state.head.get(b"content-type") == b"application/json":
         return
-    kind = kind.partition(";")[0].strip().lower()
+    kind = (state.header(b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
@@ -81,7 +72,7 @@ async def require_ready(request: Request) -> None:
 
 
 async def require_json(request: Request) -> None:
-    check_json(request)
+    check_json(state_of(request.scope))
 
 
 ENTRY = [Depends(require_ready), Depends(require_json)]
@@ -95,8 +86,7 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
     try:
         found = await read(NO_MEDIA)
     except MediaNeeded as needed:
-        caller = caller_of(request)
-        key = caller.owner if caller.key else ""
+        key = state.caller.owner if state.caller.key else ""
         work = reader.prepare(needed, inline or InlineFiles(), key)
         try:
             items = await while_connected(request.receive, work)
@@ -112,8 +102,9 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
     """The body with what it continues, if this server keeps that."""
     kept = request.app.state.runner.kept
-    raw = state_of(request.scope).continued = await kept.expand(caller_of(request).key_name, raw)
-    return raw
+    state = state_of(request.scope)
+    state.continued = await kept.expand(state.caller.key_name, raw)
+    return state.continued
 
 
 DIALECT = b"x-facet-dialect"
@@ -184,14 +175,13 @@ class Endpoint(APIRoute):
 
     async def respond(self, request: Request) -> Response:
         state, arguments = state_of(request.scope), dict[str, Any]()
-        if state.frontend is None:
-            state.frontend = request.scope["app"].state.frontend
+        state.arrive(request.scope)
         if self.param_convertors:
             arguments.update(request.path_params)
         if self._takes_request:
             arguments["request"] = request
         if self._row is not None:
-            check_entry(request, self._row)
+            check_entry(state, self._row)
         for check in self.checks:
             await check(request)
         if self._takes_body:
@@ -205,7 +195,7 @@ class Endpoint(APIRoute):
             raise ClientDisconnect from None
 
     async def _read(self, request: Request, state: RequestState) -> Any:
-        form, frontend = self._form(request, state), state.frontend
+        form, frontend = self._form(state), state.frontend
         state.reading = form.reading
         most, media = form.most_bytes, frontend.media if form.takes_media else None
         continues = self._row is not None and self._row.continues
@@ -229,11 +219,11 @@ class Endpoint(APIRoute):
             raw = await _shortened(request, state, raw)
         return read_json(raw, form.validate, unknown_fields(frontend.config.ignore_unknown_fields))
 
-    def _form(self, request: Request, state: RequestState) -> BodyForm:
+    def _form(self, state: RequestState) -> BodyForm:
         """The form of the body in the dialect that the request names, or else the operator."""
         if not self._dialects:
             return self._usual
-        dialect = header_of(request, DIALECT) or state.frontend.config.dialect
+        dialect = state.header(DIALECT) or state.frontend.config.dialect
         if dialect not in DIALECTS:
             raise BadRequest(
                 f"X-Facet-Dialect is {', '.join(DIALECTS)}, not {dialect[:64]!r}.", "X-Facet-Dialect"
@@ -278,7 +268,7 @@ class PathTable(BaseRoute):
     """
 
     def __init__(self, routers: Iterable[APIRouter]) -> None:
-        """Of two endpoints with one path the later counts."""
+        """Takes the endpoints of these routers; of two with one path the later."""
         self._endpoints = {
             (method, route.path): route
             for router in routers

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
-from server.access.request_state import KEY, Attributes, Described, state_of
+from server.access.request_state import KEY, UNKNOWN, Attributes, Described, state_of
 from server.errors import ApiError, Forbidden, Unauthorized
 from server.http.error_answers import error_response, path_of
 from server.metrics.server_metrics import Metrics
@@ -154,7 +154,7 @@ class KeyCheck:
         if scope["type"] == "lifespan" or is_open(scope):
             return await self._app(scope, receive, send)
         state = state_of(scope)
-        caller = state.caller or self._access.holder(scope)
+        caller = self._access.holder(scope) if state.caller is UNKNOWN else state.caller
         error = _refusal(scope, caller)
         if error is None and caller is not None and self._names:
             error, caller = _other_model(caller, self._names), caller.for_model(self._names)
@@ -170,8 +170,7 @@ class KeyCheck:
         if (account := caller.account) is not None and account.has_quotas:
 
             def tell_quotas(head: Message) -> None:
-                now = state.caller  # by now its model may be known
-                known = now.account if now is not None and now.account is not None else account
+                known = state.caller.account or account  # by now its model may be known
                 head["headers"] = [*head.get("headers", ()), *known.headers()]
 
             send = on_head(send, tell_quotas)

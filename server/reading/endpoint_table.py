@@ -136,7 +136,6 @@ TABLE = (
     _row("/predict", use=CLASSIFIES, reading=bodies.PREDICT),
     _row("/similarity", use=EMBEDS, reading=bodies.SIMILARITY),
     _row("/ner", use=FINDS_ENTITIES, reading=bodies.NER),
-    _row("/index_check", use=EMBEDS_TOKENS),
     _row("/score", "/v1/score", use=COMPARES, reading=bodies.SCORE),
     _row(
         *("/rerank", "/v1/rerank"),

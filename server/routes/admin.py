@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.access.request_state import begin_request, state_of
+from server.access.request_state import state_of
 from server.api.fields import FIRST_ERROR
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
@@ -98,7 +98,7 @@ async def health(request: Request) -> JSONResponse:
 async def compute_token(request: Request) -> None:
     """Have the model read a token and give one more, or a vector if it generates none."""
     token, frontend = [0], frontend_of(request)
-    begin_request(request)
+    state_of(request.scope).count()
     admission = admit(request, frontend, 1)
     options = admission.caller.add_options(0, "")
     if GENERATE in frontend.facts.tasks:
@@ -156,7 +156,7 @@ async def abort(request: Request, body: AbortBody) -> JSONResponse:
     """End these requests. Their answers finish with "abort". A key of a file that is no administrator's ends
     its own requests only."""
     caller = state_of(request.scope).caller
-    others = caller is None or caller.key is None or caller.key.admin
+    others = caller.key is None or caller.key.admin
     found = await server_of(request).abort(body.request_ids, None if others else caller)
     return JSONResponse({"aborted": found})
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine_core.client.in_flight import AddOptions
-from server.access.request_state import caller_of
+from server.access.request_state import state_of
 from server.answers.answer_format import NO_REASONING
 from server.answers.format_detection import find_format
 from server.api.completions import (
@@ -74,7 +74,8 @@ async def _plan(
 ) -> tuple[list[AddOptions], Sequence[str]]:
     """What the engine is told of the answers to each prompt, and the client of what has no effect."""
     frontend, config, asked = frontend_of(request), config_of(request), body.asked_form()
-    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked, owner=caller_of(request).owner)
+    owner = state_of(request.scope).caller.owner
+    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked, owner=owner)
     plan = tell_of_least(plan, body.min_tokens)
     bounds = [plan.bounds for _ in prompts]
     if body.thinking_budget is None:

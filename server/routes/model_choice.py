@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
+from server.access.client_identity import RETRY_SECONDS, TIMEOUT, Caller, limits_of
 from server.access.request_state import state_of
 from server.api.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
 from server.api.moderations import OPENAI
@@ -127,8 +127,7 @@ class ModelChoice:
         state = named.state
         if recorded and named.adapter:
             raise NotFound(f"`{named.adapter}` is an adapter, and those answer no recordings.", "model")
-        if caller is not None:
-            request.caller = caller.for_model(self._models.names_of(state))
+        request.caller = caller.for_model(self._models.names_of(state)) or caller
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
@@ -149,7 +148,7 @@ class ModelChoice:
                 BODY_MEMORY.give_back(held)
             await self._app(scope, receive if recorded else with_body(raw, receive), answer.send)
 
-    def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> Named:
+    def _find(self, scope: Scope, asked: _Asked | None, caller: Caller) -> Named:
         named = name_asked(scope, asked)
         if path_of(scope) == _MODERATIONS and (classifier := self._moderating(named, caller)) is not None:
             return classifier
@@ -160,7 +159,7 @@ class ModelChoice:
             return next(loaded, None) or self._models.find_named(None, caller)
         return self._models.find_named(named, caller)
 
-    def _moderating(self, named: str | None, caller: Caller | None) -> Named | None:
+    def _moderating(self, named: str | None, caller: Caller) -> Named | None:
         """The first model with labels, for those who name none, or one of OpenAI's that is not here."""
         names = dict(self._models.named(caller))
         if named is not None and (named in names or named not in OPENAI):
@@ -172,7 +171,7 @@ class ModelChoice:
     ) -> None:
         """Enter a model when it is loaded, and its adapter is found."""
         state = named.state
-        until = latest_begin(scope, receive, self._models.config.access)
+        until = latest_begin(scope, self._models.config.access)
         own = scope["server"] is None  # a line of a batch, or a response in the background
         using = self._models.using(state, background=own)
         entering = asyncio.ensure_future(_enter(stack, using, named.adapter))
@@ -269,9 +268,10 @@ def name_asked(scope: Scope, asked: _Asked | None) -> str | None:
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None)
 
 
-def latest_begin(scope: Scope, receive: Receive, options: AccessOptions) -> float | None:
+def latest_begin(scope: Scope, options: AccessOptions) -> float | None:
     """The time until which a request may wait for its model, if that is bounded."""
-    limits = limits_of(Request(scope, receive), options, state_of(scope).times.started, None)
+    named = next((value for name, value in scope["headers"] if name == TIMEOUT), None)
+    limits = limits_of(named, options, state_of(scope).times.started, None)
     return None if limits is None else min(limits.begins, limits.ends)
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine_core.adapters.messages import AdapterState
-from server.access.request_state import caller_of
+from server.access.request_state import state_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import Forbidden, NotFound, Unavailable
 from server.frontend.adapters import ServedAdapters
@@ -92,7 +92,7 @@ async def list_models(request: Request) -> Response:
     """List the names that requests may use."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        named = server.named(caller_of(request))
+        named = server.named(state_of(request.scope).caller)
         cards = [_card_of_several(name, state) for name, state in named]
         for state in dict.fromkeys(state for _, state in named):
             cards += [_adapter_of_several(name, Named(state, own)) for name, own in _adapter_names(state)]
@@ -108,7 +108,7 @@ async def retrieve_model(name: str, request: Request) -> Response:
     """Show one model; its name may contain slashes."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        named = server.find_named(name, caller_of(request))
+        named = server.find_named(name, state_of(request.scope).caller)
         if named.adapter:
             return json_response(_adapter_of_several(name, named))
         return json_response(_card_of_several(name, named.state))

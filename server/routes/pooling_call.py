@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
-from server.access.request_state import Attributes, caller_of, header_of, require_right
+from server.access.request_state import Attributes, state_of
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import Usage
 from server.errors import ApiError
@@ -44,7 +44,7 @@ def require_outputs(request: Request, params: Pooling) -> None:
     """Require the right to each of the outputs that a body names."""
     for task in (params.task, *params.outputs):
         if task != "align":  # whose right is checked where recordings are
-            require_right(request, task)
+            state_of(request.scope).require_right(task)
 
 
 class PoolingCall(EngineCall):
@@ -155,7 +155,7 @@ class PoolingCall(EngineCall):
     def admit(self, texts: int) -> Admission:
         """Lets the request in with so many texts. Later calls change nothing."""
         if self._admission is None:
-            places = self.frontend.places_for(texts, caller_of(self.request))
+            places = self.frontend.places_for(texts, self.state.caller)
             self._admission = admit(self.request, self.frontend, places)
             self.id = self._admission.take_id(self.id)
         return self._admission
@@ -165,7 +165,7 @@ def _required_space(request: Request) -> str | None:
     """The space that a client requires of the vectors, by a header or a parameter of the URL."""
     if b"require_space" in request.scope["query_string"]:
         return request.query_params.get("require_space")
-    return header_of(request, b"x-require-space")
+    return state_of(request.scope).header(b"x-require-space")
 
 
 def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[Item], list[float] | None]:

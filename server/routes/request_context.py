@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,14 +16,8 @@ from fastapi import Request, Response
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
-from server.access.client_identity import limits_of
-from server.access.request_state import (
-    KEY,
-    Attributes,
-    caller_of,
-    header_of,
-    state_of,
-)
+from server.access.client_identity import TIMEOUT, limits_of
+from server.access.request_state import KEY, Attributes, RequestState, state_of
 from server.api.fields import LONG, Body
 from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
@@ -66,7 +60,7 @@ def config_of(request: Request) -> ServerConfig:
 def admit(request: Request, frontend: Frontend, places: int) -> Admission:
     """Lets in a request for so many sequences, or raises an error. Its endpoint ends the admission."""
     state = state_of(request.scope)
-    admission = frontend.admissions.admit(caller_of(request), places, state.admission)
+    admission = frontend.admissions.admit(state.caller, places, state.admission)
     state.admission = admission
     admission.since = state.times.started
     return admission
@@ -117,19 +111,19 @@ class EngineCall:
 
     def __init__(self, request: Request, terms: RequestTerms, prefix: str) -> None:
         """`prefix` begins the answer's id."""
-        self.config = config = config_of(request)
-        self.frontend = frontend_of(request)
+        self.state = state = state_of(request.scope)
+        self.frontend: Frontend = state.frontend
+        self.config = config = self.frontend.config
         self.facts = self.frontend.facts
-        self.id = prefix + request_id(request, terms.request_id)
+        self.id = prefix + request_id(state, terms.request_id)
         self.created = int(time.time())
         self.model = self.facts.model_names[0]
-        self.state = state_of(request.scope)
-        self.times = self.state.times
+        self.times = state.times
         self._shows_timing = config.reports.enable_timing or "timing" in terms.include
         self._shows_cached = config.enable_prompt_tokens_details
         self._salt = terms.salt
-        self._replica, self._priority = _replica(request), _priority(request, terms.priority)
-        self._limits = limits_of(request, config.access, self.times.started, terms.timeout)
+        self._replica, self._priority = _replica(state, config), _priority(state.head, terms.priority)
+        self._limits = limits_of(state.head.get(TIMEOUT), config.access, self.times.started, terms.timeout)
 
     def describe(self) -> Attributes:
         """What a trace tells of this request."""
@@ -154,9 +148,9 @@ class EngineCall:
         return usage
 
 
-def request_id(request: Request, asked: str | None) -> str:
+def request_id(state: RequestState, asked: str | None) -> str:
     """The request's id: the client's, or a random one."""
-    for where, given in (("X-Request-Id", header_of(request, b"x-request-id")), ("request_id", asked)):
+    for where, given in (("X-Request-Id", state.header(b"x-request-id")), ("request_id", asked)):
         if given is not None:
             if not REQUEST_ID.fullmatch(given):
                 raise BadRequest(f"{where} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", where)
@@ -164,12 +158,11 @@ def request_id(request: Request, asked: str | None) -> str:
     return secrets.token_hex(16)
 
 
-def _replica(request: Request) -> int | None:
+def _replica(state: RequestState, config: ServerConfig) -> int | None:
     """The number of the replica that the client names in a header; None if it names none."""
-    named = header_of(request, REPLICA)
+    named = state.header(REPLICA)
     if named is None:
         return None
-    config = config_of(request)
     numbers = range(MOST_REPLICAS) if config.enable_elastic_ep else config.replicas.numbers
     if not named.isdecimal() or int(named) not in numbers:
         header, first, last = "X-data-parallel-rank", numbers[0], numbers[-1]
@@ -177,10 +170,10 @@ def _replica(request: Request) -> int | None:
     return int(named)
 
 
-def _priority(request: Request, asked: int) -> int:
+def _priority(head: Mapping[bytes, bytes], asked: int) -> int:
     """The priority that a header names, or else the one that the body asked for."""
-    for name, value in request.scope["headers"]:
-        if name in PRIORITIES:
+    for name in PRIORITIES:
+        if (value := head.get(name)) is not None:
             if re.fullmatch(b"-?[0-9]{1,18}", value):
                 return int(value)
             header, named = name.decode(), value[:20].decode("latin-1")

@@ -59,7 +59,7 @@ class AdapterChoice:
         if (frontend := own or adapters.chosen(str(named))) is not None:
             state_of(scope).frontend = frontend
             return
-        until = latest_begin(scope, receive, self._frontend.config.access)
+        until = latest_begin(scope, self._frontend.config.access)
         looking = asyncio.wait_for(adapters.look_for(str(named)), until and until - time.monotonic())
         held = len(raw) if len(raw) > ALWAYS_READ else 0
         BODY_MEMORY.taken += held

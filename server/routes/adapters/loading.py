@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-from server.access.request_state import caller_of
+from server.access.request_state import state_of
 from server.errors import NotFound
 from server.frontend.adapter_orders import load_into, unload_from
 from server.frontend.adapters import InvalidUserInput, ServedAdapters
@@ -47,7 +47,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> PlainTextResp
         raise InvalidUserInput("Both 'lora_name' and 'lora_path' must be provided.")
     given = body.lora_name, body.lora_path
     if isinstance(models := server_of(request), ManyModels):
-        asked = {"model": body.model, "caller": caller_of(request)}
+        asked = {"model": body.model, "caller": state_of(request.scope).caller}
         await load_into(models, *given, in_place=body.load_inplace, **asked)
     else:
         await _adapters(models, body.model).load(*given, in_place=body.load_inplace)
@@ -60,7 +60,7 @@ async def unload_adapter(body: UnloadAdapterBody, request: Request) -> PlainText
     if not body.lora_name:
         raise InvalidUserInput("'lora_name' needs to be provided to unload a LoRA adapter.")
     if isinstance(models := server_of(request), ManyModels):
-        await unload_from(models, body.lora_name, model=body.model, caller=caller_of(request))
+        await unload_from(models, body.lora_name, model=body.model, caller=state_of(request.scope).caller)
     else:
         await _adapters(models, body.model).unload(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

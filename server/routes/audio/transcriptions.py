@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine_core.client.in_flight import AddOptions
-from server.access.request_state import header_of
+from server.access.request_state import state_of
 from server.api.audio import answers
 from server.api.audio.form import (
     FORM_BYTES,
@@ -88,7 +88,7 @@ async def _respond(request: Request, task: str) -> Response:
     frontend = frontend_of(request)
     transcriber = frontend.transcriber
     async with AsyncExitStack() as stack:
-        reader = FormReader(header_of(request, b"content-type") or "", most_fields=MOST_FIELDS)
+        reader = FormReader(state_of(request.scope).header(b"content-type") or "", most_fields=MOST_FIELDS)
         most = frontend.config.media.max_audio_mb << 20 if transcriber is None else transcriber.most_bytes
         with refused_if_full(FULL_TEMPORARY):
             upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))

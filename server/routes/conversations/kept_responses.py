@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.access.request_state import caller_of, state_of
+from server.access.request_state import state_of
 from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
@@ -65,12 +65,12 @@ def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
     kept = _kept_of(request)
     if kept.seconds is None or body.store is False:
         return None
-    return Keeping(kept, caller_of(request).key_name, bytes(state_of(request.scope).continued))
+    return Keeping(kept, state_of(request.scope).caller.key_name, bytes(state_of(request.scope).continued))
 
 
 def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -> None:
     """Have a response computed later. It blocks."""
-    owner, asked = caller_of(request).key_name, bytes(state_of(request.scope).continued)
+    owner, asked = state_of(request.scope).caller.key_name, bytes(state_of(request.scope).continued)
     with refused_if_full(FULL_DISK):
         _kept_of(request).queue(owner, id, asked, answer, streams=streams)
 
@@ -146,4 +146,4 @@ async def list_input_items(response_id: str, request: Request) -> Response:
 async def _ask(request: Request, id: str, work: Callable[[KeptResponses, str, str], T]) -> T:
     """The result of a function of the responses that are kept, called with the client's name and an id."""
     with refused_if_full(FULL_DISK):
-        return await asyncio.to_thread(work, _kept_of(request), caller_of(request).key_name, id)
+        return await asyncio.to_thread(work, _kept_of(request), state_of(request.scope).caller.key_name, id)

@@ -63,9 +63,10 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
     """Have a response computed when there is time; returns it as it is now."""
     frontend = frontend_of(request)
     frontend.check_model(body.model)
-    if state_of(request.scope).read is None:
+    state = state_of(request.scope)
+    if state.read is None:
         _ = body.chat  # raises the error that refuses it
-    id = f"resp_{request_id(request, body.request_id)}"
+    id = f"resp_{request_id(state, body.request_id)}"
     later = replace(
         _new_response(id, int(time.time()), frontend.facts, body, stored=stored),
         status="queued",

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.access.request_state import caller_of
+from server.access.request_state import state_of
 from server.answers.format_detection import find_format
 from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError
@@ -39,7 +39,7 @@ async def list_models(request: Request) -> JSONResponse:
         adapters = [] if server.adapters is None else server.adapters.states
         names = [*server.facts.model_names, *(each.adapter.name for each in adapters)]
         return JSONResponse({"models": [_listed(name, server.facts) for name in names]})
-    named = server.named(caller_of(request))
+    named = server.named(state_of(request.scope).caller)
     return JSONResponse(
         {
             "models": [
@@ -54,7 +54,7 @@ async def list_running(request: Request) -> JSONResponse:
     """Tell what memory each model takes that is loaded. One that is alone stays while the server runs."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        allowed = dict.fromkeys(state for _, state in server.named(caller_of(request)))
+        allowed = dict.fromkeys(state for _, state in server.named(state_of(request.scope).caller))
         loaded = [state.slot.served for state in allowed if state.slot.served is not None]
     else:
         loaded = [server]

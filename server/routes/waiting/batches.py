@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
-from server.access.request_state import caller_of, header_of
+from server.access.request_state import state_of
 from server.batches import bodies as api
 from server.batches.database import Damaged
 from server.batches.folder import (
@@ -51,7 +51,7 @@ def folder_of(request: Request) -> Folder:
 
 
 def owner_of(request: Request) -> str:
-    return caller_of(request).key_name
+    return state_of(request.scope).caller.key_name
 
 
 # Files.
@@ -60,8 +60,8 @@ def owner_of(request: Request) -> str:
 @router.post("/v1/files")
 async def create_file(request: Request) -> Response:
     """Keep a file of requests, one a line: a form with `file`, `purpose` and perhaps `expires_after`."""
-    form = FormReader(header_of(request, b"content-type") or "")
-    length = header_of(request, b"content-length") or "0"
+    form = FormReader(state_of(request.scope).header(b"content-type") or "")
+    length = state_of(request.scope).header(b"content-length") or "0"
     if length.isdecimal() and int(length) > MOST_FILE + _WRITE_BYTES:
         raise _too_long()
     with refused_if_full(FULL_DISK), _one_of_few(runner_of(request)):

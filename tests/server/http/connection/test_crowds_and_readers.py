@@ -85,7 +85,7 @@ async def test_a_client_that_leaves_before_its_stream_begins_ends_it(
     async def app_of_a_stream(scope: Any, receive: Any, send: Any) -> None:
         await app.open.wait()
         with pytest.raises(ClientDisconnect):
-            state_of(scope).follow_reader(begun.append)
+            state_of(scope).follow_reader(begun.append)  # pyright: ignore[reportOptionalCall]
 
     app.open.clear()
     client.protocol.app = app_of_a_stream
@@ -169,7 +169,9 @@ async def test_the_answer_that_is_written_is_told_of_its_reader(client: FakeClie
     told: list[tuple[str, bool]] = []
 
     async def streaming(scope: Any, receive: Any, send: Any) -> None:
-        state_of(scope).follow_reader(lambda paused: told.append((scope["path"], paused)))
+        follow_reader = state_of(scope).follow_reader
+        assert follow_reader is not None
+        follow_reader(lambda paused: told.append((scope["path"], paused)))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(2):
             await send({"type": "http.response.body", "body": bytes(20_000), "more_body": True})
