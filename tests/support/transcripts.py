@@ -33,12 +33,14 @@ Case = dict[str, Any]
 _ID = re.compile(r"(?<![0-9a-zA-Z])([a-z]+[_-])?([0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{16,64})(?![0-9a-zA-Z])")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?")
 _VOLATILE = re.compile(
-    r"created|\w+_at|\w+_duration|elapsed_s|embedding_space|\w*fingerprint|memory|root|server_load|size\w*"
+    r"created|\w+_at|\w+_duration|elapsed_s|\w*fingerprint|memory|root|server_load|size\w*"
     r"|version"
 )
 """Fields whose values say when and where a request ran."""
-_OF_A_SERVER = re.compile(_VOLATILE.pattern + r"|cached_tokens|cache_\w+_tokens")
-"""The same for a server that other tests have asked, too."""
+_OF_A_SERVER = re.compile(
+    _VOLATILE.pattern + r"|embedding_space|cached_tokens|cache_\w+_tokens|retry-after|sequence_number"
+)
+"""The same for a real server, which other tests may have asked, too."""
 _GROWING = frozenset(
     {
         *("arguments", "content", "delta", "input", "partial_json", "reasoning", "reasoning_content"),
@@ -89,21 +91,21 @@ def answer_of(case: Case, response: httpx.Response, *, live: bool) -> Case:
     `live`: a real server gave it. Then events of a stream that follow each other are one where they only go
     on with the same: how many tokens come with one event depends on the machine.
     """
-    hidden = _OF_A_SERVER if live else _VOLATILE
+    plain = _Plain(live)
     kind = response.headers.get("content-type", "")
-    told = {name: _plain(response.headers[name], hidden) for name in HEADERS if name in response.headers}
+    told = {name: plain.of(response.headers[name], name) for name in HEADERS if name in response.headers}
+    told |= {"metadata": plain.of(json.loads(response.headers["metadata"]))} if "metadata" in told else {}
     found: Case = {"status": response.status_code}
     if kind.startswith(("text/event-stream", "application/x-ndjson")):
-        events = [_plain(event, hidden) for event in _events(response.text, named=kind.startswith("text"))]
+        events = [plain.of(event) for event in _events(response.text, named=kind.startswith("text"))]
         found["events"] = _folded(events) if live else events
     elif kind.startswith("application/json"):
-        found["answer"] = _plain(response.json(), hidden)
+        found["answer"] = plain.of(response.json())
         for name in case.get("volatile", ()):
             found["answer"][name] = "#"
     else:
         lines = kind == "application/octet-stream"
-        found["answer"] = _plain(_lines(response.content) if lines else response.text, hidden)
-    told |= {"retry-after": "#"} if "retry-after" in told else {}
+        found["answer"] = plain.of(_lines(response.content) if lines else response.text)
     told |= {} if kind.startswith("application/json") else {"content-type": kind}
     return {**found, "told": told} if told else found
 
@@ -158,22 +160,32 @@ def _filled(value: Any, kept: Mapping[str, str]) -> Any:
     return [_filled(one, kept) for one in value] if isinstance(value, list) else value
 
 
-def _plain(value: Any, hidden: re.Pattern[str], key: str = "") -> Any:
-    """Returns a value without what differs from run to run, and with vectors in base64 as numbers."""
-    if value is not None and hidden.fullmatch(key):
-        return "#"
-    if isinstance(value, dict):
-        return {name: _plain(one, hidden, name) for name, one in value.items() if name != "sequence_number"}
-    if isinstance(value, list):
-        return [_plain(one, hidden) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if not isinstance(value, str):
-        return value
-    raw = base64.b64decode(value) if key == "embedding" else b"-"
-    if len(raw) % 4 == 0:
-        return [_plain(one, hidden) for one in struct.unpack(f"<{len(raw) // 4}f", raw)]
-    return _TIME.sub("#", _ID.sub(lambda match: (match[1] or "") + "#", value))
+class _Plain:
+    """Writes an answer without what differs from run to run: ids become `#1`, `#2` as they come."""
+
+    def __init__(self, live: bool) -> None:
+        self._hidden = _OF_A_SERVER if live else _VOLATILE
+        self._ids: dict[str, str] = {}
+
+    def of(self, value: Any, key: str = "") -> Any:
+        """Returns a value as transcripts have it, with vectors in base64 as numbers."""
+        if value is not None and self._hidden.fullmatch(key):
+            return "#"
+        if isinstance(value, dict):
+            return {name: self.of(one, name) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self.of(one) for one in value]
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        if not isinstance(value, str):
+            return value
+        raw = base64.b64decode(value) if key == "embedding" else b"-"
+        if len(raw) % 4 == 0:
+            return [self.of(one) for one in struct.unpack(f"<{len(raw) // 4}f", raw)]
+        return _TIME.sub("#", _ID.sub(self._number, value))
+
+    def _number(self, match: re.Match[str]) -> str:
+        return (match[1] or "") + self._ids.setdefault(match[2], f"#{len(self._ids) + 1}")
 
 
 def _events(text: str, *, named: bool) -> Iterator[Any]:
