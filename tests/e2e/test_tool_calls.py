@@ -36,7 +36,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
     for name, schema in SCHEMAS.items()
 ]
-NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def ask(client: openai.OpenAI, **body: Any) -> Any:
@@ -57,18 +56,6 @@ def test_required_calls_are_right(client: openai.OpenAI, seed: int) -> None:
         assert choice.finish_reason in ("tool_calls", "length")
         for call in calls if choice.finish_reason == "tool_calls" else calls[:-1]:
             check(call.function.name, call.function.arguments)
-
-
-def test_a_named_call_is_streamed_as_it_is_answered(client: openai.OpenAI) -> None:
-    body: Any = {"tools": TOOLS, "tool_choice": NAMED, "temperature": 0, "max_tokens": 500}
-    [whole] = ask(client, **body)
-    with client.chat.completions.stream(model="demo", messages=MESSAGES, **body) as stream:
-        final = stream.get_final_completion().choices[0]
-    assert whole.finish_reason == final.finish_reason == "stop"
-    (first,), (second,) = whole.message.tool_calls or [], final.message.tool_calls or []
-    assert first.type == second.type == "function" and first.function.name == "get_weather"
-    assert second.function.arguments == first.function.arguments
-    check("get_weather", first.function.arguments)
 
 
 PLAN: dict[str, Any] = {
@@ -118,14 +105,3 @@ def test_the_input_of_a_custom_tool_follows_its_grammar(client: openai.OpenAI, c
         assert re.fullmatch(r'\*\*\* Begin\n([-+"][a-z\\]{0,4}\n){1,3}\*\*\* End', call.custom.input), (
             call.custom.input
         )
-
-
-def test_responses_hold_custom_tools_to_their_grammars(client: openai.OpenAI) -> None:
-    format = {"type": "grammar", "syntax": "lark", "definition": LINES}
-    tools: Any = [{"type": "custom", "name": "patch", "format": format}]
-    answer = client.responses.create(
-        model="demo", input="hi", tools=tools, tool_choice="required", max_output_tokens=200
-    )
-    call = answer.output[-1]
-    assert call.type == "custom_tool_call"
-    assert call.input.startswith("*** Begin\n") and call.input.endswith("\n*** End")

@@ -72,22 +72,6 @@ async def test_waiting_has_a_limit_of_its_own() -> None:
         assert name == "wait" and isinstance(wait, float) and 0 < wait < 2000
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "", "1s", "1e9", "99999999"])
-async def test_a_header_that_is_no_time_is_refused(value: str) -> None:
-    _, http = api()
-    for path, body in CALLS.items():
-        response = await http.post(path, json=body, headers={"X-Request-Timeout": value})
-        assert response.status_code == 400, value
-
-
-@pytest.mark.parametrize("value", [0, -1, "soon", 1e9])
-async def test_a_field_that_is_no_time_is_refused(value: object) -> None:
-    _, http = api()
-    for path in ("/v1/completions", "/v1/embeddings"):
-        response = await http.post(path, json={**CALLS[path], "timeout": value})
-        assert response.status_code == 400 and "timeout" in response.json()["error"]["param"]
-
-
 async def test_time_that_the_server_has_spent_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that takes long to read leaves nothing for the engine."""
     frontend, http = api()

@@ -141,24 +141,6 @@ async def test_checks_come_before_the_body(
     assert (answer.status_code, answer.json()) == (503, frontend.unready.body())
 
 
-async def test_a_body_that_is_null(client: httpx.AsyncClient) -> None:
-    """A null body is refused; versions of FastAPI differ in the text of that."""
-    answer = await client.post(COMPLETIONS, content=b"null", headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/models", 200), ("GET", "/v1/models/org/tiny", 200), ("GET", "/v1/models/none", 404)],
-)
-async def test_endpoints_without_a_body(
-    client: httpx.AsyncClient, by_fastapi: httpx.AsyncClient, method: str, path: str, status: int
-) -> None:
-    ours, theirs = await client.request(method, path), await by_fastapi.request(method, path)
-    assert ours.status_code == status
-    assert same_for_all(ours) == same_for_all(theirs)
-
-
 def test_every_documented_route_is_an_endpoint() -> None:
     documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
     routers = [*ROUTERS, *OLLAMA_ROUTERS, batches.router, models.loading, loading.router]

@@ -1,4 +1,4 @@
-"""Sampling parameters: ranges, defaults, and refusals in vLLM's words."""
+"""Sampling parameters: ranges, defaults, and the refusals in vLLM's words that no body of JSON gets."""
 
 from __future__ import annotations
 
@@ -120,55 +120,19 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 3.0}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
-        ({"temperature": -1.0}, "temperature must be non-negative, got -1.0."),
         ({"temperature": math.inf}, "temperature must be a finite number, got inf."),
         ({"temperature": math.nan}, "temperature must be a finite number, got nan."),
-        ({"top_p": 0.0}, "top_p must be in (0, 1], got 0.0."),
         ({"top_p": math.nan}, "top_p must be in (0, 1], got nan."),
-        ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
-        ({"min_p": 1.5}, "min_p must be in [0, 1], got 1.5."),
-        ({"n": 0}, "n must be at least 1, got 0."),
-        ({"n": 129}, "n must be at most 128, got 129."),
-        ({"presence_penalty": 3.0}, "presence_penalty must be in [-2, 2], got 3.0."),
         ({"frequency_penalty": math.nan}, "frequency_penalty must be in [-2, 2], got nan."),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be greater than zero, got 0.0."),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty must be in [1e-20, 1e+20], got 1e-40."),
-        ({"repetition_penalty": 1e21}, "repetition_penalty must be in [1e-20, 1e+20], got 1e+21."),
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a finite number, got inf."),
         ({"seed": 2**63}, "seed must fit in 64 bits"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
-        (
-            {"max_tokens": 101},
-            "max_tokens=101 cannot be greater than max_model_len=100. Please request fewer",
-        ),
-        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
-        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens must be less than or equal to max_tokens=5, got 6."),
-        ({"min_tokens": 10**5}, "min_tokens must be less than or equal to max_tokens=16"),
-        ({"stop": [""]}, "stop cannot contain an empty string."),
         ({"stop": ["x"], "detokenize": False}, "stop strings are only supported when detokenize is True."),
-        ({"stop": ["x"] * 17}, "`stop` may hold at most 16 strings, got 17."),
         ({"stop": ["x" * 5000]}, "stop strings may hold at most 4096 bytes together, got 5000."),
-        (
-            {"stop_token_ids": [258]},
-            "token_id(s) [258] in stop_token_ids contain out-of-vocab token ids. Vocab",
-        ),
-        ({"logprobs": 21}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
-        ({"logprobs": -1}, "Requested sample logprobs of 258, which is greater than max allowed: 20"),
-        ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
-        ({"prompt_logprobs": 21}, "Requested prompt logprobs of 21, which is greater than max allowed: 20"),
-        ({"logit_bias": {258: 1.0}}, "token_id(s) [258] in logit_bias contain out-of-vocab token ids."),
         ({"logit_bias": {1: math.nan}}, "logit_bias values must be finite numbers"),
-        ({"logit_bias": {1: 100.5}}, "logit_bias values must be in [-100, 100], got 100.5."),
-        ({"logit_bias": {1: -101}}, "logit_bias values must be in [-100, 100], got -101."),
         (
             {"logit_bias": dict.fromkeys(range(1025), 1.0)},
             "`logit_bias` may hold at most 1024 entries, got 1025.",
         ),
-        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
-        ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token id!"),
-        ({"bad_words": ["a", ""]}, "bad_words cannot contain an empty string."),
-        ({"bad_words": ["a"] * 129}, "`bad_words` may hold at most 128 words, got 129."),
         ({"bad_words": ["a" * 600]}, "bad_words may hold at most 1024 tokens together, got 1201."),
         ({"bad_words": ["a" * 10**6]}, "bad_words may hold at most 1024 tokens together"),
     ],

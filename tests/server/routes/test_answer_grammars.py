@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_api import make_app, make_client
-from fake_frontend import FakeFrontend
 from fastapi import Response
 
 from engine_core.protocol import Grammar
@@ -108,13 +106,3 @@ async def test_a_least_length_that_the_form_may_end_becomes_a_header() -> None:
     goes_on = AnswerPlan(bounds={"grammar": Grammar("lark", "start: <[9]>", ((9,),), again=True)})
     for endless in (goes_on, AnswerPlan()):
         assert tell_of_least(endless, 3) == endless
-
-
-@pytest.mark.parametrize("api", ["completions", "chat/completions"])
-async def test_both_apis_tell_it(api: str, frontend: FakeFrontend) -> None:
-    asks = {"prompt": "hi"} if api == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
-    async with make_client(make_app(frontend)) as client:
-        for more, told in (({}, False), ({"min_tokens": 3}, True)):
-            body = {**asks, "structured_outputs": {"choice": ["a"]}, **more}
-            answer = await client.post(f"/v1/{api}", json=body)
-            assert answer.status_code == 200 and ("min_tokens" in answer.headers.get("warning", "")) == told

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_api import assert_the_same_if_long, make_app, make_client, post
-from fake_frontend import BOS, FakeFrontend, vectors
+from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
@@ -18,35 +18,6 @@ def prompted(frontend: FakeFrontend, embedder: None) -> None:
     texts = TextFacts(prompts={"query": "q", "document": "d", "clustering": "c"})
     pooling = PoolingConfig(matryoshka=True, texts=texts)
     frontend.serve("embed", "token_embed", pooling=pooling, max_text_len=4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "tokens"),
-    [
-        ({"task": "retrieval.query"}, [BOS, 113, 97]),
-        ({"task": "retrieval.passage", "late_chunking": False}, [BOS, 100, 97]),
-        ({"task": "separation", "embedding_type": "float"}, [BOS, 99, 97]),
-        ({"task": "text-matching", "normalized": True}, [BOS, 97]),
-        ({"input": [{"text": "a"}], "truncate": True}, [BOS, 97]),
-        ({"dialect": "voyage", "input": "aaaaaa", "output_dtype": "float"}, [BOS, 97, 97, 97]),
-        ({"dialect": "voyage", "input_type": "query", "output_dimension": 4}, [BOS, 113, 97]),
-    ],
-)
-async def test_their_fields_mean_ours(
-    client: httpx.AsyncClient, frontend: FakeFrontend, fields: dict[str, Any], tokens: list[int]
-) -> None:
-    answer = await post(client, EMBED, **{"input": "a", **fields})
-    assert frontend.pooled_tokens() == [tokens]
-    assert len(answer["data"][0]["embedding"]) == fields.get("output_dimension", 8)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"output_dtype": "ubinary", "dialect": "voyage"}, {"embedding_type": "ubinary"}]
-)
-async def test_bits(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
-    [theirs] = (await post(client, EMBED, input="a", **fields))["data"]
-    [ours] = (await post(client, EMBED, input="a", embed_dtype="ubinary"))["data"]
-    assert theirs == ours and len(ours["embedding"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,83 +44,12 @@ async def test_what_has_no_meaning_here_is_refused(
     assert answer.status_code == 400 and said in answer.text
 
 
-async def test_paths_of_infinity(client: httpx.AsyncClient) -> None:
-    one, other = [await post(client, path, input="a", model="tiny") for path in (EMBED, "/embeddings")]
-    assert one["data"] == other["data"]
-    assert (await client.get("/models")).json()["data"] == (await client.get("/v1/models")).json()["data"]
-
-
 @pytest.fixture
 def ranks(frontend: FakeFrontend) -> None:
     """Scores a pair by the last byte of the document."""
     pooling = PoolingConfig(num_labels=1)
     frontend.serve("classify", score_type="cross-encoder", pooling=pooling, max_text_len=12)
     frontend.answer_of = lambda item: vectors([item.tokens[-1] / 100])
-
-
-@pytest.mark.usefixtures("ranks")
-async def test_voyages_ranking(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    asked = {"query": "q", "documents": ["a", "c", "b" * 30], "model": "tiny"}
-    answer = await post(client, "/v1/rerank", "voyage", **asked, top_k=2, return_documents=True)
-    assert answer == {
-        "object": "list",
-        "model": "org/tiny",
-        "data": [
-            {"index": 1, "relevance_score": pytest.approx(0.99), "document": "c"},
-            {"index": 2, "relevance_score": pytest.approx(0.98), "document": "b" * 30},
-        ],
-        "usage": {"total_tokens": 2 + 2 + 12},
-    }
-    assert "document" not in (await post(client, "/v1/rerank", "voyage", **asked))["data"][0]
-    headers = {"x-facet-dialect": "voyage"}
-    refused = await client.post("/v1/rerank", json={**asked, "truncation": False}, headers=headers)
-    assert refused.status_code == 400 and "maximum context length" in refused.text
-
-
-@pytest.mark.usefixtures("ranks")
-async def test_infinitys_ranking(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    asked = {"query": "q", "documents": ["a", "c"], "raw_scores": True, "return_documents": True}
-    answer = await post(client, "/rerank", "infinity", **asked)
-    assert frontend.pooled[-1][0][0].params.use_activation is False
-    assert answer.pop("id") and answer.pop("created")
-    usage = {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
-    assert answer == {
-        "object": "rerank",
-        "model": "org/tiny",
-        "usage": usage,
-        "results": [
-            {"index": 1, "relevance_score": pytest.approx(0.99), "document": "c"},
-            {"index": 0, "relevance_score": pytest.approx(0.97), "document": "a"},
-        ],
-    }
-
-
-async def test_infinitys_classes(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.serve("classify", pooling=PoolingConfig(num_labels=2, labels=("bad", "good")))
-    frontend.answer_of = lambda item: vectors([0.25, 0.75])
-    answer = await post(client, "/classify", "infinity", input=["a", "b"], raw_scores=False)
-    assert frontend.pooled[-1][0][0].params.use_activation is None
-    assert (answer["object"], answer["model"]) == ("classify", "org/tiny")
-    assert answer["data"] == [[{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]] * 2
-    await post(client, "/classify", "infinity", input="a", raw_scores=True)
-    assert frontend.pooled[-1][0][0].params.use_activation is False
-
-
-@pytest.mark.usefixtures("ranks")
-async def test_text_embeddings_inferences_ranking(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    fields = {"texts": ["a", "c", "b"], "raw_scores": True, "return_text": True}
-    answer = await post(client, "/rerank", "tei", query="q", **fields)
-    assert answer == [
-        {"index": 1, "score": pytest.approx(0.99), "text": "c"},
-        {"index": 2, "score": pytest.approx(0.98), "text": "b"},
-        {"index": 0, "score": pytest.approx(0.97), "text": "a"},
-    ]
-    assert frontend.pooled[-1][0][0].params.use_activation is False
-    assert (await post(client, "/rerank", "tei", query="q", texts=["a"]))[0].keys() == {"index", "score"}
-    await post(
-        client, "/rerank", "tei", query="q", texts=["a" * 50], truncate=True, truncation_direction="Left"
-    )
-    assert len(frontend.pooled[-1][0][0].tokens) == 12
 
 
 @pytest.mark.usefixtures("ranks")

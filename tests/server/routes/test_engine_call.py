@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import httpx
-import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
@@ -25,13 +24,6 @@ def api(**options: Any) -> tuple[FakeFrontend, httpx.AsyncClient]:
     access = AccessOptions(fair_between="none")
     app = make_app(frontend, access=access, enable_request_id_headers=True, **options)
     return frontend, make_client(app)
-
-
-async def test_one_after_the_other_may_have_the_same_id() -> None:
-    _, http = api()
-    for path, body in CALLS.items():
-        ids = [(await http.post(path, json=body, headers=SAME)).json()["id"] for _ in range(2)]
-        assert ids[0] == ids[1] and ids[0].endswith("-mine")
 
 
 async def test_at_the_same_time_each_has_another_and_the_header_is_theirs() -> None:
@@ -60,24 +52,6 @@ async def test_a_stream_has_one_id_in_all_its_chunks() -> None:
     ids = {part.partition('"')[0] for part in text.split('"id":"')[1:]}
     [id] = ids
     assert id.startswith("cmpl-mine-")
-
-
-@pytest.mark.parametrize("path", CALLS)
-async def test_headers_name_the_replica_and_the_priority(path: str) -> None:
-    frontend, http = api(data_parallel_size=3)
-    told: list[tuple[object, object]] = []
-    for headers in ({"X-data-parallel-rank": "2"}, {"X-Priority": "-3"}, {"X-Vllm-Priority": "5"}):
-        answer = await http.post(path, json={**CALLS[path], "priority": 1}, headers=headers)
-        assert answer.status_code == 200
-        options = frontend.asked[-1][2] if frontend.asked else frontend.pooled[-1][1]
-        told.append((options["replica"], options["priority"]))
-    assert told == [(2, 1), (None, -3), (None, 5)]
-    for header, named, words in (
-        *(("X-data-parallel-rank", named, "numbered from 0 to 2") for named in ("3", "-1", "x")),
-        ("X-Priority", "high", "no whole number"),
-    ):
-        answer = await http.post(path, json=CALLS[path], headers={header: named})
-        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 async def test_a_refused_request_keeps_no_id() -> None:

@@ -2,7 +2,6 @@
 
 import array
 import base64
-from typing import Any
 
 import httpx
 import msgspec
@@ -12,10 +11,8 @@ from fake_api import post, refusal
 from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import Mode
 from models.pooling.text_files import TextFacts
 from server.requests.pooling import Item
-from server.text.tokenizer import unpack
 from worker.protocol import Vectors
 
 pytestmark = pytest.mark.usefixtures("embedder")
@@ -82,30 +79,6 @@ async def test_outputs(client: httpx.AsyncClient, all_three: FakeFrontend) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        (
-            EMBED,
-            {"outputs": ["dense", "labels"]},
-            "gives the outputs dense, sparse, tokens, and not 'labels'",
-        ),
-        (EMBED, {"outputs": ["dense", "dense"]}, "none of them twice"),
-        (EMBED, {"outputs": []}, "at least 1 item"),
-        (EMBED, {"outputs": ["sparse"], "dimensions": 2}, "dimensions"),
-        (EMBED, {"outputs": ["sparse"], "normalize": False}, "not normalised"),
-        (EMBED, {"outputs": ["dense", "sparse"], "encoding_format": "bytes_only"}, "place for one output"),
-        (EMBED, {"outputs": ["sparse"], "encoding_format": "base64"}, "written as numbers"),
-        (POOL, {"task": "sparse_embed", "embed_dtype": "int8"}, "written as numbers"),
-        (POOL, {"outputs": ["dense"], "task": "embed"}, "both choose"),
-    ],
-)
-async def test_refusals(
-    client: httpx.AsyncClient, all_three: FakeFrontend, path: str, body: dict[str, Any], told: str
-) -> None:
-    assert told in (await refusal(client, path, input="a", **body))["message"]
-
-
 async def test_outputs_that_a_model_does_not_give(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     error = await refusal(client, EMBED, input="a", outputs=["dense", "sparse"])
     assert "gives the outputs dense, tokens, and not 'sparse'" in error["message"]
@@ -140,48 +113,9 @@ async def test_scores_by_all_outputs(
         assert entry.get("score", entry.get("relevance_score")) == pytest.approx(score)
 
 
-async def test_weights_that_mean_nothing(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    texts: dict[str, Any] = {"text_1": "a", "text_2": "b"}
-    frontend.serve("embed", "token_embed", score_type="bi-encoder")
-    for weights, told in (
-        ([0, 0, 0], "above 0"),
-        ([1, 1], "at least 3"),
-        ([1, -1, 1], "greater than or equal"),
-    ):
-        error = await refusal(client, "/score", weights_for_different_modes=weights, **texts)
-        assert told in error["message"]
-    error = await refusal(client, "/score", weights_for_different_modes=[1, 1, 1], **texts)
-    assert "and not 'sparse'" in error["message"]
-
-
 async def test_sparse_vectors_are_compared(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     pooling = PoolingConfig(texts=TextFacts(similarity="dot"))
     frontend.serve("sparse_embed", score_type="sparse", pooling=pooling)
     frontend.answer_of = answer
     found = await post(client, "/score", text_1="a", text_2=["b", "c"])
     assert [entry["score"] for entry in found["data"]] == [4.25, 4.25]
-
-
-def summed(item: Item) -> Vectors:
-    return vectors([sum(unpack(item.tokens)), 0])
-
-
-async def test_long_texts_are_read_in_windows(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.answer_of = summed
-    long = [[1, 2, 3, 4, 5, 6, 7], [9]]
-    cases: list[tuple[tuple[Mode, ...], list[list[int]], list[float]]] = [
-        (("MEAN",), [[1, 2, 3], [4, 5, 6], [7]], [(6 * 3 + 15 * 3 + 7) / 7, 0]),
-        (("CLS",), [[1, 2, 3]], [6, 0]),
-        (("LAST",), [[7]], [7, 0]),
-    ]
-    pooling = PoolingConfig()
-    for modes, windows, expected in cases:
-        pooling = PoolingConfig(modes=modes, max_embed_len=8, normalize=False)
-        frontend.serve("embed", max_text_len=3, pooling=pooling)
-        found = [entry["embedding"] for entry in (await post(client, EMBED, input=long))["data"]]
-        assert found == [pytest.approx(expected), [9, 0]]
-        assert frontend.pooled_tokens() == [*windows, [9]]
-    unit = msgspec.structs.replace(pooling, modes=("MEAN",), normalize=True)
-    frontend.serve("embed", max_text_len=3, pooling=unit)
-    assert (await post(client, EMBED, input=long[0]))["data"][0]["embedding"] == [1, 0]
-    assert "maximum context length is 8 tokens" in (await refusal(client, EMBED, input=[1] * 9))["message"]

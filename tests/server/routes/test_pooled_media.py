@@ -156,14 +156,3 @@ async def test_models_that_compare_have_a_vector_for_a_text_or_for_a_picture(
         finally:
             await alone.close()
             frontend.media = before
-
-
-async def test_models_of_texts_say_so(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.facts = replace(frontend.facts, score_type="bi-encoder")
-    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
-        (EMBED, {"messages": user(image(SMALL))}),
-        ("/embeddings_image", {"input": [data_url(SMALL)]}),
-        ("/rerank", {"query": "a", "documents": [{"content": [image(SMALL)]}]}),
-    )
-    for path, body in bodies:
-        assert "only text is" in (await refusal(client, path, **body))["message"]

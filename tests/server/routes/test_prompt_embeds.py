@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fake_api import assert_the_same_if_long, make_app, make_client, post, post_stream, refusal
+from fake_api import assert_the_same_if_long, post, post_stream, refusal
 from fake_frontend import FakeFrontend
 from media_frontend import PICTURE, data_url, seeing
 
@@ -185,24 +185,6 @@ async def test_chats_with_pictures_beside_them(client: httpx.AsyncClient, fronte
             assert found[0].length == 60 and found[1].at == found[0].end + 1
 
 
-async def test_what_is_no_part_is_refused(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    for body, message in [
-        (said({"type": "prompt_embeds"}), "needs a file in base64 in `data`"),
-        (said({"type": "prompt_embeds", "data": "A"}), "torch.save wrote"),
-        (said(PART, echo=True), "show tokens of a prompt"),
-    ]:
-        assert message in (await refusal(client, CHAT, **body))["message"]
-    async with make_client(make_app(frontend, trust_request_chat_template=True)) as trusting:
-        error = await refusal(trusting, CHAT, **said(PART, chat_template="{{ messages[0].role }}"))
-        assert "the template has written 0" in error["message"]
-    frontend.serve("embed", row_width=6)
-    error = await refusal(client, "/v1/embeddings", messages=said(PART)["messages"])
-    assert "prompt_embeds are parts of chats" in error["message"]
-    frontend.serve("generate", row_width=0)
-    assert "--enable-prompt-embeds" in (await refusal(client, CHAT, **said(PART)))["message"]
-    assert not frontend.asked
-
-
 BROKEN = ROWS.clone()
 BROKEN[1, 3] = float("inf")
 
@@ -231,9 +213,3 @@ async def test_what_is_no_prompt_is_refused(
 ) -> None:
     assert message in (await refusal(client, PATH, **body))["message"]
     assert not frontend.asked
-
-
-async def test_the_operator_allows_them(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.serve("generate", row_width=0)
-    error = await refusal(client, PATH, prompt_embeds=FILE)
-    assert "--enable-prompt-embeds" in error["message"] and error["param"] == "prompt_embeds"

@@ -133,67 +133,10 @@ async def test_a_held_call_is_none_while_the_model_thinks(
     assert (CALL in message["reasoning"]) == (calls == 1)
 
 
-async def test_a_tool_that_is_not_allowed_stays_text(frontend: FakeFrontend) -> None:
-    choice = await choice_of(serving(frontend), F, G, **allowed("auto", "g"))
-    assert choice["message"]["tool_calls"] == [] and choice["message"]["content"] == CALL
-
-
 async def test_a_long_body_says_the_same(frontend: FakeFrontend) -> None:
     long = tool("f", {**CITY, "description": "x" * 40_000}, strict=True)
     choice = await choice_of(serving(frontend), long, **NAMED)
     assert choice["message"]["tool_calls"] and frontend.read_elsewhere and asked(frontend).tools[0].strict
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({**REQUIRED, "tools": None}, "When using `tool_choice`, `tools` must be set."),
-        ({"tool_choice": {"type": "function"}}, "tool_choice is one of none, auto, required"),
-        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "names 'h', which is not one of"),
-        (allowed("required", "f", "h"), "names 'h'"),
-        (allowed("auto"), "names a tool"),
-    ],
-)
-async def test_a_wrong_choice(frontend: FakeFrontend, body: dict[str, Any], message: str) -> None:
-    error = await refusal(serving(frontend), PATH, **{"messages": [USER], "tools": [F], **body})
-    assert error["param"] == "tool_choice" and message in error["message"]
-
-
-UNKNOWN = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "integer"}}}}
-
-
-async def test_a_schema_that_cannot_be_enforced(frontend: FakeFrontend) -> None:
-    client = serving(frontend)
-    body = {"messages": [USER], **REQUIRED}
-    error = await refusal(client, PATH, tools=[tool("f", UNKNOWN, strict=True)], **body)
-    assert error["param"] == "tools" and "contains" in error["message"] and "'f'" in error["message"]
-    response = await client.post(PATH, json={"tools": [tool("f", UNKNOWN)], **body})
-    assert response.status_code == 200
-    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
-    told = serving(frontend, tool_call_parser="qwen3_coder")
-    odd = await told.post(PATH, json={"tools": [tool('é"\n', pattern)], **body})
-    assert odd.headers["warning"] == '299 - "not enforced of the schemas of tools: ???: pattern"'
-    assert response.headers["warning"] == '299 - "not enforced of the schemas of tools: contains"'
-
-
-async def test_without_a_known_form_answers_are_text_and_the_client_is_told(frontend: FakeFrontend) -> None:
-    client = serving(frontend, tool_call_parser="auto")
-    response = await client.post(PATH, json={"messages": [USER], "tools": [F]})
-    assert response.json()["choices"][0]["message"]["content"] == CALL
-    assert "no form of calls is known" in response.headers["warning"]
-
-
-@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind."}]])
-async def test_without_a_known_form_a_model_is_told_one(frontend: FakeFrontend, system: list[Any]) -> None:
-    client = serving(frontend, tool_call_parser="auto")
-    answer = await post(client, PATH, messages=[*system, USER], tools=[F], **NAMED)
-    [call] = answer["choices"][0]["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"city": "x"}'}
-    prompt = bytes(id for id in frontend.asked[-1][0] if id < 256).decode()
-    assert '{"name": "f", "parameters":' in prompt and "<tool_call>" in prompt
-    assert prompt.count("<system>") == 1 and prompt.startswith(
-        "<system>Be kind." if system else "<system>You"
-    )
 
 
 FORM = {"response_format": {"type": "json_object"}}
@@ -224,12 +167,6 @@ async def test_a_form_binds_where_no_tool_may_be_called(frontend: FakeFrontend) 
     await choice_of(serving(frontend), F, tool_choice="none", **FORM)
     [form] = frontend.checked
     assert isinstance(form, AskedForm)
-
-
-async def test_a_form_that_begins_like_a_call_is_refused(frontend: FakeFrontend) -> None:
-    client = serving(frontend, tool_call_parser="llama3_json")
-    error = await refusal(client, PATH, messages=[USER], tools=[F], **FORM)
-    assert error["param"] == "tools" and "no grammar tells them apart" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -269,10 +206,3 @@ async def test_a_budget_of_thinking(frontend: FakeFrontend) -> None:
     assert frontend.asked[-1][2]["thinking"] == Thinking(0, closes, True, (opens,), (call,))
     await post(client, PATH, messages=[USER], thinking_token_budget=-1)
     assert "thinking" not in frontend.asked[-1][2]
-
-
-async def test_a_budget_where_no_reasoning_is_known(frontend: FakeFrontend) -> None:
-    body = {"messages": [USER], "thinking_token_budget": 5}
-    response = await serving(frontend).post(PATH, json=body)
-    assert response.status_code == 200 and "thinking_token_budget" in response.headers["warning"]
-    await refusal(serving(frontend), PATH, **{**body, "thinking_token_budget": -2})

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
@@ -42,29 +41,6 @@ def test_reasoning_may_be_left_out_of_the_answer() -> None:
     assert not chat(reasoning={"exclude": True}).include_reasoning
     assert not chat(include_reasoning=False).include_reasoning
     assert not chat(include_reasoning=False, reasoning={"exclude": False}).include_reasoning
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
-        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "reasoning.enabled"),
-        ({"reasoning": {"max_tokens": 5}, "reasoning_budget": 6}, "reasoning.max_tokens"),
-        ({"thinking_token_budget": 1, "reasoning_budget": 2}, "reasoning_budget"),
-    ],
-)
-def test_what_is_said_in_two_ways_is_refused(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        chat(**fields)
-    assert caught.value.param == named
-
-
-@pytest.mark.parametrize(
-    "fields", [{"reasoning": {"efort": "low"}}, {"reasoning": {"max_tokens": -2}}, {"reasoning_budget": -2}]
-)
-def test_a_wrong_value_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        chat(**fields)
 
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "reasoning_budget"])

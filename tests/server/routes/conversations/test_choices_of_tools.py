@@ -7,7 +7,7 @@ import pytest
 from fake_api import post
 from fake_frontend import FakeFrontend
 
-from engine_core.protocol import Grammar, Thinking
+from engine_core.protocol import Grammar
 from server.grammar_checks.checker_process import AskedCalls
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -61,27 +61,6 @@ async def test_a_tool_may_be_named(
     answer = await post(client, path, **body)
     assert [tool.name for tool in asked(frontend).tools] == ["get_weather"]
     assert answer.get("stop_reason", "tool_use") == "tool_use"
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/responses", {**RESPONSE, "tool_choice": {"type": "function", "name": "x"}}),
-        ("/v1/responses", {"input": "hi", "tool_choice": "required"}),
-        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "tool"}}),
-    ],
-)
-async def test_a_tool_that_is_not_there_cannot_be_named(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    response = await client.post(path, json=body)
-    assert response.status_code == 400 and "tool" in response.json()["error"]["message"]
-
-
-async def test_thinking_has_a_budget(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
-    await post(client, "/v1/messages", **MESSAGE, thinking={"type": "enabled", "budget_tokens": 1024})
-    thinking = frontend.asked[-1][2].get("thinking")
-    assert isinstance(thinking, Thinking) and thinking.budget == 1024
 
 
 FORM = {"type": "json_schema", "name": "answer", "schema": {"type": "object", "properties": {"n": {}}}}

@@ -1,7 +1,6 @@
 """Responses that are kept, continued, and computed later."""
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -298,13 +297,3 @@ async def test_a_response_is_computed_by_the_process_that_comes_next(
         assert (await until_ended(client, first["id"]))["status"] == "completed"
         task.cancel()
         await asyncio.wait([task])
-
-
-async def test_without_a_time_to_keep_responses_none_is_continued(
-    frontend: FakeFrontend, tmp_path: Path
-) -> None:
-    async with make_client(make_app(frontend, work_folder=tmp_path / "work")) as client:
-        for path in (PATH, f"{PATH}/input_tokens"):
-            error = await refusal(client, path, input="a", previous_response_id="resp_1")
-            assert error["param"] == "previous_response_id" and "--response-store" in error["message"]
-        assert json.loads((await client.get(f"{PATH}/resp_1")).content)["error"]["code"] == 404
