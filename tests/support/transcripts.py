@@ -227,8 +227,10 @@ def _join(first: Any, second: Any, key: str) -> Any:
     """Returns what two values say together; _DIFFERS if they are no pieces of the same."""
     if first is None or key == "usage" or (key == "done" and second is True):
         return second
-    if key in _GROWING and isinstance(first, str | list) and isinstance(second, type(first)):
+    if key in _GROWING and isinstance(first, str) and isinstance(second, str):
         return first + second
+    if key in _GROWING and isinstance(first, list) and isinstance(second, list):
+        return [*first, *second]
     if isinstance(first, dict) and isinstance(second, dict):
         common = {name: _join(first[name], second[name], name) for name in first if name in second}
         return _DIFFERS if _DIFFERS in common.values() else first | second | common
