@@ -173,6 +173,7 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(ClientDisconnect, count_gone)
+    app.add_middleware(PathTable, routers=routers)
     if isinstance(frontend, ManyModels):
         app.add_middleware(ModelChoice, models=frontend)
     else:
@@ -263,7 +264,6 @@ def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
         openapi_url=None,  # FastAPI's own route makes the description in the event loop
-        routes=[PathTable(routers)],
         telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
     for router in routers:

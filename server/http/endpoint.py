@@ -1,9 +1,9 @@
 """The route class of all endpoints: checks a request, reads its body and calls the function that answers.
 
-FastAPI runs it by its documented extension point, `APIRoute.get_route_handler`, and its exception handlers
-explain errors. Its own handler would read a body whole before any check, and cannot have a long one read in
-another process. Bodies are bounded in size, and in the memory of all of them together; how long one may take
-is watched by its connection.
+FastAPI runs it by its documented extension point, `APIRoute.get_route_handler`; `PathTable` finds and runs
+plain paths. FastAPI's own handler would read a body whole before any check, and cannot have a long one read
+in another process. Bodies are bounded in size, and in the memory of all of them together; how long one may
+take is watched by its connection.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.request_state import RequestState, state_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
-from server.http.error_answers import explain, path_of
+from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
@@ -156,10 +155,10 @@ class Endpoint(APIRoute):
         self.checks = [each.dependency for each in self.dependencies if each.dependency is not None]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self._answer
+        return self.answer
 
-    async def _answer(self, request: Request) -> Response:
-        """Answers a request. An error that its client may see is raised: the application explains it."""
+    async def answer(self, request: Request) -> Response:
+        """Answers a request. An error that its client may see is raised, for whoever runs this to explain."""
         state = state_of(request.scope)
         try:
             response = await self.respond(request)
@@ -259,16 +258,16 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
     return found.body
 
 
-class PathTable(BaseRoute):
-    """Finds the endpoint of a path without parameters by one look-up.
+class PathTable:
+    """Finds the endpoint of a path without parameters by one look-up, and runs it instead of FastAPI.
 
-    FastAPI's router asks it before all other routes, which it tries one after the other, each by a regular
-    expression; docs/decisions/0056-what-of-fastapi-runs.md says what that costs. It leaves to them other
-    methods, unknown paths, and paths with parameters.
+    docs/decisions/0056-what-of-fastapi-runs.md says what that spares. Other methods, unknown paths, and paths
+    with parameters are FastAPI's.
     """
 
-    def __init__(self, routers: Iterable[APIRouter]) -> None:
+    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
         """Takes the endpoints of these routers; of two with one path the later."""
+        self._app = app
         self._endpoints = {
             (method, route.path): route
             for router in routers
@@ -277,9 +276,16 @@ class PathTable(BaseRoute):
             for method in route.methods or ()
         }
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        found = self._endpoints.get((scope["method"], path_of(scope))) if scope["type"] == "http" else None
-        return (Match.NONE, {}) if found is None else (Match.FULL, {"route": found})
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["route"].app(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope["method"], path_of(scope))) if scope["type"] == "http" else None
+        if endpoint is None:
+            return await self._app(scope, receive, send)
+        scope["route"] = endpoint
+        request = Request(scope, receive, send)
+        try:
+            response = await endpoint.answer(request)
+            await response(scope, receive, send)
+        except (ApiError, HTTPException) as error:
+            await explain(request, error)(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)

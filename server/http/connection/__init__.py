@@ -19,6 +19,6 @@ belongs to, before anything behind it runs:
 (`RequestState.follow_reader`), for which nothing more is generated then, and ends the connection if that
 lasts.
 
-What comes next is FastAPI's: its router, our route class (`server/http/endpoint.py`), and its exception
-handlers, which answer with `server/http/error_answers.py`.
+What comes next is the route of the path (`server/http/endpoint.py`), and FastAPI for all others; errors are
+answered with `server/http/error_answers.py`.
 """
