@@ -31,7 +31,7 @@ has ended with which it shares experts. With all but the first, a process has pr
 DUMP_STACKS = signal.SIGUSR1
 """The signal at which a child writes the stacks of all its threads to stderr, whatever they do."""
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Child:
 
     def tell(self, message: bytes) -> None:
         """Send a message without waiting. A process that leaves hundreds of them unread is killed."""
-        frame = _framed(message)
+        frame = framed(message)
         try:
             sent = self._lifeline.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -141,7 +141,7 @@ def start(
 def child_of(name: str, process: Process, lifeline: socket.socket, payload: bytes) -> Child:
     """A process that calls adopt() on the other end of this socket, and has now been sent its payload."""
     with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, as the sentinel shows
-        lifeline.sendall(_framed(payload))
+        lifeline.sendall(framed(payload))
     return Child(name, process, lifeline)
 
 
@@ -167,7 +167,7 @@ def attach(fd: int) -> tuple[BinaryIO, bytes]:
     _die_with_parent()
     if sys.stderr is not None:
         faulthandler.register(DUMP_STACKS)
-    payload = _read_frame(lifeline)
+    payload = read_frame(lifeline)
     if payload is None:
         raise SystemExit("the parent process ended before it had sent the configuration")
     return lifeline, payload
@@ -191,22 +191,23 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _framed(message: bytes) -> bytes:
-    return len(message).to_bytes(_LENGTH_BYTES, "little") + message
+def framed(message: bytes) -> bytes:
+    """A message with its length before it, as `read_frame` reads it."""
+    return len(message).to_bytes(LENGTH_BYTES, "little") + message
 
 
-def _read_frame(lifeline: BinaryIO) -> bytes | None:
-    """The next frame; None if the parent process has ended."""
-    head = lifeline.read(_LENGTH_BYTES)
+def read_frame(end: BinaryIO) -> bytes | None:
+    """The next message at this end of a connection; None if the other process has ended."""
+    head = end.read(LENGTH_BYTES)
     size = int.from_bytes(head, "little")
-    frame = lifeline.read(size)
-    return frame if len(head) == _LENGTH_BYTES and len(frame) == size else None
+    message = end.read(size)
+    return message if len(head) == LENGTH_BYTES and len(message) == size else None
 
 
 def _listen(lifeline: BinaryIO, on_message: Callable[[bytes], None]) -> None:
     """Pass on the parent's messages, until it ends."""
     with suppress(ConnectionResetError):
-        while (message := _read_frame(lifeline)) is not None:
+        while (message := read_frame(lifeline)) is not None:
             on_message(message)
     os._exit(BROKE)
 

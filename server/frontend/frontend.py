@@ -28,12 +28,13 @@ from server.frontend.inputs import open_inputs
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, admit_own
 from server.grammar_checks.grammar_checker import ModelGrammars
+from server.helpers.job_queue import Helpers
 from server.http.error_answers import ASLEEP, READY, Status, loading
 from server.media.kept_items import Item as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
-from server.reading.helper import Helper
+from server.reading.long_bodies import LongBodies
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.beam_rounds import BeamParams, BeamRules
 from server.requests.beam_search import read_rules
@@ -73,14 +74,16 @@ class Frontend:
         self._source: TokenizerFiles | None = None
         self._reading_context: ReadingContext | None = None
         self._reading = ReadingOptions.of(config)
-        self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
+        self.helpers = Helpers(config.log.style)
+        """All helper processes of this frontend."""
+        self.long_bodies = LongBodies(self.helpers, self._tokenizer_files, self._reading)
         """Reads the bodies of requests that are too long for the event loop."""
         self.media: MediaReader | None = None
         """What reads media; None if the model takes only texts."""
         self.transcriber: Transcriber | None = None
         """What reads recordings, if the model transcribes them."""
         self.adapters: Any = None  # ServedAdapters, if requests may name some
-        self.grammars = ModelGrammars(self, client, config)
+        self.grammars = ModelGrammars(self, client, config, self.helpers)
         self._draining: Status | None = None
         self._restarting_since = 0.0
         self.access = access or Access(config.access, metrics.key_counters)
@@ -102,7 +105,7 @@ class Frontend:
             self.folder = await asyncio.to_thread(find_folder, self.config)
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
         if self.config.engine.worker.kv_cache_dir is not None:  # long prompts are what that is for
-            self.helper.start()
+            self.long_bodies.start()
         self._tokenizer = await load_tokenizer(self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()

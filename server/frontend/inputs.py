@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine_core.client.client import EngineClient
 from server.access.admission import Admissions
+from server.helpers.job_queue import Helpers
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
@@ -26,6 +27,7 @@ class TakesInputs(Protocol):
     folder: Path
     metrics: Metrics
     admissions: Admissions
+    helpers: Helpers
     media: MediaReader | None
     transcriber: Transcriber | None
 
@@ -38,14 +40,14 @@ def open_inputs(frontend: TakesInputs, facts: Facts, tokenizer: Tokenizer, clien
         from server.frontend.transcriber import Transcriber  # what only these models need
 
         frontend.transcriber = Transcriber(
-            frontend.config, frontend.folder, client, frontend.metrics, frontend.admissions
+            frontend.config, frontend.folder, client, frontend.metrics, frontend.admissions, frontend.helpers
         )
     if not worker.most_embeddings:
         return facts
     from server.media.reader import open_reader
 
     reader = frontend.media or open_reader(
-        frontend.config, frontend.folder, tokenizer, frontend.metrics, worker
+        frontend.config, frontend.folder, tokenizer, frontend.metrics, worker, frontend.helpers
     )
     frontend.media = reader
     return replace(facts, media=None if reader is None else reader.facts)

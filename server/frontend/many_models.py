@@ -20,7 +20,7 @@ from server.access.client_identity import Caller
 from server.access.keyring import Access
 from server.errors import BadRequest, NoEngine, NotFound, Unavailable
 from server.frontend.frontend import Frontend
-from server.frontend.model_engines import ModelEngines, ModelState, close_frontend
+from server.frontend.model_engines import ModelEngines, ModelState
 from server.frontend.model_memory import ModelMemory, budget_for
 from server.frontend.model_set import ModelSet, Slot
 from server.http.error_answers import READY, Status, loading
@@ -276,7 +276,7 @@ class ManyModels:
         if (served := state.slot.served) is not None:
             _log.error("the engine of %s has ended: %s", state.slot.name, reason or "it was asked to")
             self._engines.close_client(state)
-            self._begin(close_frontend(served))
+            served.helpers.close()
             self._set.lose(state.slot, NoEngine(reason, "engine_given_up", retry_after=10))
             if self.config.exit_on_failure:
                 self.fail(f"the engine of {state.slot.name} has ended: {reason}")

@@ -164,7 +164,7 @@ class ModelEngines:
             state.changed.clear()
             self._report("unload", state.entry.id)
             await state.changed.wait()
-        await close_frontend(served)
+        served.helpers.close()
         self.close_client(state)
         _log.info("%s is unloaded", slot.name)
         served.__dict__.clear()  # its tokenizer goes now, and not when the collector finds it in a circle
@@ -231,16 +231,6 @@ class ModelEngines:
         replicas = config.replicas.size
         filled = _cached_bytes(model, config.engine.worker) * state.max_len if generates else 0
         return self._memory.estimate(weights, config.engine, replicas=replicas, filled=filled)
-
-
-async def close_frontend(frontend: Frontend) -> None:
-    """End the processes that a frontend has started."""
-    frontend.grammars.stop()
-    await frontend.helper.close()
-    if frontend.media is not None:
-        await frontend.media.close()
-    if frontend.transcriber is not None:
-        await frontend.transcriber.close()
 
 
 def _weight_bytes(folder: Path, model: ModelConfig, config: ServerConfig) -> int:

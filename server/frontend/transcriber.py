@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,9 @@ from engine_core.protocol import Failed
 from server.access.admission import Admission, Admissions
 from server.errors import from_engine
 from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
-from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
+from server.helpers.job_queue import Helpers
+from server.media.audio.recordings import RECORDINGS, Recording, Recordings, TemporaryPath
+from server.media.preparing import processes_for
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
@@ -26,8 +28,6 @@ from server.speech.job import MOST_AT_ONCE, Job
 from server.speech.vocabulary import SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
-
-_MOST_PROCESSES = 4
 
 
 class Transcriber:
@@ -40,28 +40,22 @@ class Transcriber:
         client: EngineClient,
         metrics: Metrics,
         admissions: Admissions,
+        helpers: Helpers,
     ) -> None:
         """Raises ConfigError if the checkpoint's files cannot be used."""
         self.known = read_tokens(folder)
         options = config.media
-        processes = options.mm_processor_workers or max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
-        limits = RecordingLimits(options.max_audio_mb << 20, options.max_audio_seconds, processes)
-        self.recordings = Recordings(self.known.bands, limits, config.log.style)
+        job = replace(RECORDINGS, processes=processes_for(options))
+        self._recordings = Recordings(helpers, self.known.bands, options.max_audio_seconds, job)
+        self.most_bytes = options.max_audio_mb << 20
+        """The most bytes of a recording."""
         self._client, self._metrics, self._admissions = client, metrics, admissions
 
-    @property
-    def most_bytes(self) -> int:
-        """The most bytes of a recording."""
-        return self.recordings.limits.bytes
-
-    @asynccontextmanager
-    async def opened(self, upload: TemporaryPath, digest: bytes) -> AsyncGenerator[Recording]:
-        """The recording in a file, until its transcription has ended."""
-        recording = await self.recordings.open(upload, digest)
-        try:
-            yield recording
-        finally:
-            self.recordings.close_recording(recording)
+    def opened(
+        self, upload: TemporaryPath, digest: bytes, owner: str
+    ) -> AbstractAsyncContextManager[Recording]:
+        """The recording in a file of this owner, until its transcription has ended."""
+        return self._recordings.opened(upload, digest, owner)
 
     def job(
         self,
@@ -89,9 +83,6 @@ class Transcriber:
         self._metrics.of_speech().count(
             recording.seconds, counts.pieces, counts.retries, time.monotonic() - since
         )
-
-    async def close(self) -> None:
-        await self.recordings.close()
 
 
 class _Pieces(RecordedPieces):

@@ -1,4 +1,4 @@
-"""Has grammars compiled by a process of their own before an engine sees them.
+"""Has grammars compiled by a helper process before an engine sees them.
 
 What a client asks of the form of an answer is compiled there first, without a vocabulary, within bounds of
 time and memory. Whatever crashes, never ends or takes all memory harms nobody there.
@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from engine_core.client.client import EngineClient
 from server.answers.format_detection import find_format
-from server.errors import ApiError, BadRequest, Unavailable
-from server.grammar_checks.check_turns import CheckTurns
-from server.grammar_checks.checker_process import CheckerSetup, Question, Verdict
+from server.errors import ApiError, BadRequest
+from server.grammar_checks.grammar_job import AskedGrammar, GrammarSetup
 from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.grammar_limits import too_complex
+from server.helpers.job import Ended, Job
+from server.helpers.job_queue import Helpers
+from server.helpers.messages import ReceivedError, SentError, sent_error
 from server.model_facts import Facts
-from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.messages import ReceivedError, SentError, sent_error
 from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
-
-MODULE = "server.grammar_checks.checker_process"
 
 LONGEST = 1 << 20
 """The most bytes of what is asked. What is read there has smaller limits, each with its own words."""
@@ -44,63 +39,44 @@ _TOO_SLOW = (
 )
 _TOO_LARGE = "What is asked of the answer takes more memory to compile than it may."
 
-_log = logging.getLogger(__name__)
+
+def _explain(asked: AskedGrammar, ended: Ended) -> BadRequest:
+    return too_complex(_TOO_SLOW if ended.code in (None, -signal.SIGPROF) else _TOO_LARGE, asked.field)
 
 
-class CheckLimits(msgspec.Struct, frozen=True):
-    """What the check of one grammar may take. The process is killed that takes more."""
-
-    seconds: float = 1.5
-    processor_seconds: float = 0.5
-    memory: int = 512 << 20
-    """Bytes of address space beyond those that the process has when it waits."""
-
-
-@dataclass
-class _UnderWay:
-    """A check, and how many requests wait for it."""
-
-    task: asyncio.Task[Verdict]
-    waiting: int = 0
+GRAMMARS: Job[AnswerGrammar] = Job(
+    name="grammars",
+    module="server.grammar_checks.grammar_job",
+    answer=AnswerGrammar,
+    explain=_explain,
+    memory=512 << 20,
+    seconds=1.5,
+    processor_seconds=0.5,
+    owner_waiting=64,
+    waiting_seconds=1.5,
+)
 
 
 class GrammarChecker:
-    """The verdicts on what was asked lately, and the process that finds new ones."""
+    """The verdicts on what was asked lately, and the queue of what is new."""
 
     def __init__(
         self,
+        helpers: Helpers,
         tokens: Callable[[], Mapping[str, int]],
-        limits: CheckLimits = CheckLimits(),
-        log_level: str = "info",
         parsers: Mapping[str, str] = {},
+        job: Job[AnswerGrammar] = GRAMMARS,
     ) -> None:
         """`tokens` gives the ids of special tokens, and is asked when a process is started.
 
         `parsers` are the operator's files of these, by the flags that name them.
         """
-
-        def setup(descriptor: int) -> bytes:
-            known = dict(tokens())
-            return msgspec.msgpack.encode(
-                CheckerSetup(
-                    *(descriptor, known, limits.memory, limits.processor_seconds, log_level, dict(parsers))
-                )
-            )
-
-        self._limits = limits
-        self._process = AnsweringProcess("grammar checker", MODULE, setup)
-        self._turns = CheckTurns()
-        self._start: asyncio.Task[None] | None = None
-        self._under_way: dict[bytes, _UnderWay] = {}
-        self._kept: OrderedDict[bytes, tuple[Verdict, int]] = OrderedDict()
+        self.queue = helpers.open(job, lambda: GrammarSetup(dict(tokens()), dict(parsers)))
+        self._kept: OrderedDict[bytes, tuple[AnswerGrammar | SentError, int]] = OrderedDict()
         """Verdicts by digest, the one used last at the end, and the bytes of each."""
         self._kept_bytes = 0
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
+    async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
         """The grammar of what a request of this owner asks. Raises the error with which the request ends."""
         try:
             data = msgspec.msgpack.encode(asked)
@@ -109,67 +85,26 @@ class GrammarChecker:
         if len(data) > LONGEST:
             raise too_complex(f"What is asked of the answer may take {LONGEST} bytes at most.", asked.field)
         digest = hashlib.sha256(data).digest()
-        if (kept := self._kept.get(digest)) is not None:
-            self._kept.move_to_end(digest)
-            verdict = kept[0]
-        else:
-            verdict = await self._new_verdict(digest, data, asked.field, owner)
-        if isinstance(verdict, SentError):
-            raise ReceivedError(verdict)
-        return verdict
+        if (kept := self._kept.get(digest)) is None:
+            return await self._find(asked, owner, digest)
+        self._kept.move_to_end(digest)
+        if isinstance(kept[0], SentError):
+            raise ReceivedError(kept[0])
+        return kept[0]
 
-    def kill(self) -> None:
-        """Ends the process."""
-        if self._start is not None and not self._start.done():
-            self._start.cancel()
-        self._process.kill()
-
-    async def _new_verdict(self, digest: bytes, data: bytes, field: str, owner: str) -> Verdict:
-        """Check what is new. Whoever asks the same meanwhile waits for the same verdict; when all of them
-        have left, it is not looked for any more."""
-        if (found := self._under_way.get(digest)) is None:
-            found = _UnderWay(asyncio.create_task(self._find(digest, data, field, owner)))
-            self._under_way[digest] = found
-        found.waiting += 1
+    async def _find(self, asked: AskedGrammar, owner: str, digest: bytes) -> AnswerGrammar:
         try:
-            return await asyncio.shield(found.task)
-        finally:
-            found.waiting -= 1
-            if not found.waiting:
-                found.task.cancel()
-                if self._under_way.get(digest) is found:
-                    del self._under_way[digest]
+            found = await self.queue.ask(asked, owner=owner, digest=digest)
+        except ApiError as error:
+            if error.status == 400:  # with others it has not been checked
+                self._keep(digest, sent_error(error), len(error.message))
+            raise
+        self._keep(digest, found, len(found.text))
+        return found
 
-    async def _find(self, digest: bytes, data: bytes, field: str, owner: str) -> Verdict:
-        async with self._turns.turn(owner):
-            verdict = await self._ask(data, field)
-        self._keep(digest, verdict)
-        if self._process.pid is None:
-            self._start = asyncio.create_task(self._start_again())
-        return verdict
-
-    async def _start_again(self) -> None:
-        """Start the process after it has ended, so that the next grammar does not wait for that."""
-        with suppress(ApiError):
-            async with self._turns.turn(""):
-                await self._process.start()
-
-    async def _ask(self, data: bytes, field: str) -> Verdict:
-        seconds = self._limits.seconds
-        try:
-            return msgspec.msgpack.decode(await self._process.ask([data], seconds), type=Verdict)
-        except CannotStart:
-            raise Unavailable("The process that reads grammars cannot be started.", retry_after=5) from None
-        except TimeoutError:
-            _log.warning("a grammar of %d bytes took more than %g s to check", len(data), seconds)
-            error = too_complex(_TOO_SLOW, field)
-        except Ended as ended:
-            _log.warning("checking a grammar of %d bytes: %s", len(data), ended)
-            error = too_complex(_TOO_SLOW if ended.code == -signal.SIGPROF else _TOO_LARGE, field)
-        return sent_error(error)
-
-    def _keep(self, digest: bytes, verdict: Verdict) -> None:
-        size = len(verdict.text if isinstance(verdict, AnswerGrammar) else verdict.message)
+    def _keep(self, digest: bytes, verdict: AnswerGrammar | SentError, size: int) -> None:
+        if digest in self._kept:  # several have asked
+            return
         self._kept[digest] = verdict, size
         self._kept_bytes += size
         while len(self._kept) > MOST_KEPT or self._kept_bytes > MOST_BYTES_KEPT:
@@ -190,16 +125,14 @@ class Model(Protocol):
 class ModelGrammars:
     """Checks grammars of one model, of whose tokens the engines are told with the first."""
 
-    def __init__(self, model: Model, client: EngineClient, config: ServerConfig) -> None:
+    def __init__(self, model: Model, client: EngineClient, config: ServerConfig, helpers: Helpers) -> None:
         self._model = model
         self._client = client
         self._config = config
-        self._checker = GrammarChecker(
-            self._special_tokens, log_level=config.log.style, parsers=config.plugins.parsers
-        )
+        self._checker = GrammarChecker(helpers, self._special_tokens, config.plugins.parsers)
         self._spelled: Tokenizer | None = None
 
-    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
+    async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
         """The grammar of what a request of this owner asks. Raises the error with which the request ends."""
         if self._spelled is self._model.tokenizer:
             return await self._checker.check(asked, owner)
@@ -210,10 +143,6 @@ class ModelGrammars:
         self._client.spell(spelling)
         self._spelled = tokenizer
         return grammar
-
-    def stop(self) -> None:
-        """End the process that checks grammars."""
-        self._checker.kill()
 
     def _special_tokens(self) -> dict[str, int]:
         """The tokens that are no text, by their names."""

@@ -1,6 +1,6 @@
 """What a client may ask of the form of its answers, and the one grammar that is made of it.
 
-Grammars are made in the process that checks them (`server/grammar_checks/checker_process.py`), because all of
+Grammars are made in the process that checks them (`server/grammar_checks/grammar_job.py`), because all of
 this is text of strangers; programs that are their own client make them in their own process.
 """
 

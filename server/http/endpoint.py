@@ -86,7 +86,7 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
         found = await read(NO_MEDIA)
     except MediaNeeded as needed:
         key = state.caller.owner if state.caller.key else ""
-        work = reader.prepare(needed, inline or InlineFiles(), key)
+        work = reader.prepare(needed, inline or InlineFiles(), key, state.caller.owner)
         try:
             items = await while_connected(request.receive, work)
         except ClientGone:
@@ -246,7 +246,8 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
     if reading is None:
         check_values(raw)
         return raw
-    work = with_media(request, lambda media: frontend.helper.read(reading, raw, frontend.facts, media))
+    given, read, owner = (reading, raw, frontend.facts), frontend.long_bodies.read, state.caller.owner
+    work = with_media(request, lambda media: read(*given, media, owner=owner))
     bodies.BODY_MEMORY.taken += len(raw)
     try:
         found = await while_connected(request.receive, work)

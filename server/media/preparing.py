@@ -1,39 +1,31 @@
-"""The API process's side of preparing media: finds what is kept, and has other processes make what is new.
+"""The API process's side of preparing media: finds what is kept, and has helper processes make what is new.
 Pillow is imported there alone."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-from functools import partial
+import os
 from typing import Any
 
 import msgspec
 
 from models.media.files import MediaFiles
 from models.media.item import Kind, Prepared
-from server.errors import BadRequest, Overloaded, Unavailable
+from server.errors import BadRequest
+from server.helpers.job import Ended, Job
+from server.helpers.job_queue import Helpers
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
-from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.messages import ReceivedError, SentError, sent_error
 from server.options.media_io import ALL_FRAMES, WHITE, Color
+from server.options.media_options import MediaOptions
 
-MODULE = "server.media.preparing_process"
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
-
-_log = logging.getLogger(__name__)
 
 
 class PreparingLimits(msgspec.Struct, frozen=True):
-    """What preparing one item may take."""
+    """What an item may be."""
 
-    processes: int = 1
-    seconds: float = 30.0
-    """Seconds after which the process of an item is killed."""
-    memory: int = 3 << 30
-    """Bytes of address space beyond those that a process has when it waits."""
     pixels: int = 178_956_970
     embeddings: int = 1 << 30
     """The most embeddings that the engine takes of an item."""
@@ -43,22 +35,17 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     """The longest sound."""
     frames: int = ALL_FRAMES
     """The most frames that are taken of a video."""
-    waiting_bytes: int = 512 << 20
-    """Bytes of all items together that are being prepared or wait for it."""
 
 
 class PreparingSetup(msgspec.Struct, frozen=True):
-    """What a process is started with."""
+    """What the job is opened with."""
 
-    socket: int
-    """The inherited descriptor of its end of the connection."""
     files: MediaFiles
     limits: PreparingLimits
-    log_level: str
 
 
 class PreparingOrder(msgspec.Struct, frozen=True):
-    """An order to prepare the item whose bytes follow in a frame of their own."""
+    """An order to prepare an item of some bytes."""
 
     is_base64: bool = False
     kind: Kind = "image"
@@ -70,88 +57,58 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     """The grid of a picture that is embeddings, as `MediaPart` has it; None for other items."""
 
 
+def _explain(asked: PreparingOrder, ended: Ended) -> BadRequest:
+    name = NAMES[asked.kind]
+    if ended.code is None:
+        return BadRequest(f"Preparing a {name} took more than {ended.seconds:g} s (--media-seconds).")
+    return BadRequest(f"A {name} cannot be decoded: the process that tried has ended.")
+
+
+MEDIA: Job[Prepared] = Job(
+    name="media",
+    module="server.media.preparing_job",
+    answer=Prepared,
+    explain=_explain,
+    memory=3 << 30,
+    seconds=30.0,
+)
+_MOST_PROCESSES = 4
 _USUAL = PreparingOrder()
-Answer = Prepared | SentError
+
+
+def processes_for(options: MediaOptions) -> int:
+    """The processes that read media at the same time: as the operator says, or half as many as processors."""
+    return options.mm_processor_workers or max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
 
 
 class Preparer:
-    """Prepares media items in processes that are started with the first items. One that is late or dead is
-    replaced, and its item alone fails."""
+    """Has media items prepared, each of them once as long as it is kept."""
 
     def __init__(
-        self, files: MediaFiles, kept: KeptItems, limits: PreparingLimits, log_level: str = "info"
+        self,
+        helpers: Helpers,
+        files: MediaFiles,
+        kept: KeptItems,
+        limits: PreparingLimits = PreparingLimits(),
+        job: Job[Prepared] = MEDIA,
     ) -> None:
-        def setup(descriptor: int) -> bytes:
-            return msgspec.msgpack.encode(PreparingSetup(descriptor, files, limits, log_level))
-
-        self._kept, self._limits = kept, limits
+        self._kept = kept
         self._salt = hashlib.blake2b(msgspec.msgpack.encode(files)).digest()
         """A digest of everything that decides what becomes of the same bytes."""
-        self._processes = [AnsweringProcess("preparing", MODULE, setup) for _ in range(limits.processes)]
-        self._idle: asyncio.LifoQueue[AnsweringProcess] = asyncio.LifoQueue()
-        """The processes without an item; the last one used comes first, so that few of them are started."""
-        for process in self._processes:
-            self._idle.put_nowait(process)
-        self._under_way: dict[bytes, asyncio.Task[Answer]] = {}
-        self._bytes = 0
+        self.queue = helpers.open(job, lambda: PreparingSetup(files, limits))
 
-    async def prepare(self, content: MediaFile, asked: PreparingOrder = _USUAL) -> Item:
+    async def prepare(self, content: MediaFile, asked: PreparingOrder = _USUAL, *, owner: str = "") -> Item:
         """The item that a file becomes. Raises the error with which its request ends."""
         asked = msgspec.structs.replace(asked, is_base64=content.is_base64)
-        order = msgspec.msgpack.encode(asked, order="sorted")
-        digest = await asyncio.to_thread(self._digest, order, content)
+        digest = await asyncio.to_thread(self._digest, asked, content)
         if (kept := self._kept.get(digest)) is not None:
             return kept
-        task = self._under_way.get(digest)
-        if task is None:
-            size = len(content.data)
-            if self._bytes and self._bytes + size > self._limits.waiting_bytes:
-                raise Overloaded(
-                    "The server is preparing as many media as it can. Try again later.", retry_after=1
-                )
-            self._bytes += size
-            task = self._under_way[digest] = asyncio.create_task(
-                self._make(order, content, NAMES[asked.kind])
-            )
-            task.add_done_callback(partial(self._forget, digest, size))
-        answer = await asyncio.shield(task)  # others may wait for the same, though this client leaves
-        if isinstance(answer, SentError):
-            raise ReceivedError(answer)
-        pixels = answer.pixels.cast("B")  # msgspec 0.19 says that a view is as long as its frame
-        return self._kept.put(Item(digest, msgspec.structs.replace(answer, pixels=pixels)))
+        made = await self.queue.ask(asked, content.data, owner=owner, digest=digest)
+        pixels = made.pixels.cast("B")  # msgspec 0.19 says that a view is as long as its frame
+        return self._kept.put(Item(digest, msgspec.structs.replace(made, pixels=pixels)))
 
-    async def close(self) -> None:
-        """Ends the processes, and what they do."""
-        for task in list(self._under_way.values()):
-            task.cancel()
-        for process in self._processes:
-            await process.close()
-
-    def _digest(self, order: bytes, content: MediaFile) -> bytes:
+    def _digest(self, asked: PreparingOrder, content: MediaFile) -> bytes:
+        order = msgspec.msgpack.encode(asked, order="sorted")
         digest = hashlib.blake2b(order, digest_size=32, key=self._salt)
         digest.update(content.data)
         return digest.digest()
-
-    def _forget(self, digest: bytes, size: int, _: asyncio.Task[Answer]) -> None:
-        del self._under_way[digest]
-        self._bytes -= size
-
-    async def _make(self, order: bytes, content: MediaFile, name: str) -> Answer:
-        process = await self._idle.get()
-        try:
-            answer = await process.ask([order, content.data], self._limits.seconds)
-            return msgspec.msgpack.decode(answer, type=Answer)
-        except CannotStart:
-            return sent_error(
-                Unavailable("The process that prepares media cannot be started.", retry_after=5)
-            )
-        except TimeoutError:
-            _log.warning("preparing an item took more than %g s", self._limits.seconds)
-            return sent_error(
-                BadRequest(f"Preparing a {name} took more than {self._limits.seconds:g} s (--media-seconds).")
-            )
-        except Ended as ended:
-            _log.warning("preparing an item: %s", ended)
-            return sent_error(BadRequest(f"A {name} cannot be decoded: the process that tried has ended."))
-        finally:
-            self._idle.put_nowait(process)

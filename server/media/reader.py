@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
@@ -12,11 +12,12 @@ from models.media.item import AudioProcessor, Processor, VideoProcessor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import BadRequest, Unprocessable
+from server.helpers.job_queue import Helpers
 from server.media.fetch import Fetcher
 from server.media.inline import InlineFiles
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile, MediaPart
-from server.media.preparing import Preparer, PreparingLimits, PreparingOrder
+from server.media.preparing import MEDIA, Preparer, PreparingLimits, PreparingOrder, processes_for
 from server.media.prompt import Laid, MediaNeeded
 from server.media.sources import Sources
 from server.metrics.media_metrics import MediaMetrics
@@ -28,11 +29,14 @@ from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
 from worker.worker_facts import WorkerFacts
 
-_MOST_WORKERS = 4
-
 
 def open_reader(
-    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics, worker: WorkerFacts
+    config: ServerConfig,
+    folder: Path,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    worker: WorkerFacts,
+    helpers: Helpers,
 ) -> MediaReader | None:
     """The reader for a checkpoint's media; None if it has none, or the operator allows none. Raises
     ConfigError if a file of the checkpoint cannot be used."""
@@ -40,11 +44,9 @@ def open_reader(
     if files is None:
         return None
     kept_bytes = int(config.engine.mm_processor_cache_gb * (1 << 30))
-    options, counts, style = config.media, metrics.of_media(), config.log.style
     most, width = worker.most_embeddings, worker.media_width
-    return MediaReader(
-        *(files, options, kept_bytes, tokenizer, counts, style), most_embeddings=most, width=width
-    )
+    given = files, config.media, kept_bytes, tokenizer, metrics.of_media(), helpers
+    return MediaReader(*given, most_embeddings=most, width=width)
 
 
 def media_facts(
@@ -79,7 +81,7 @@ class MediaReader:
         kept_bytes: int,
         tokenizer: Tokenizer,
         metrics: MediaMetrics,
-        log_level: str = "info",
+        helpers: Helpers,
         *,
         most_embeddings: int = PreparingLimits().embeddings,
         width: int = 0,
@@ -92,23 +94,21 @@ class MediaReader:
         self.most_bytes = options.max_media_mb << 20
         """The most bytes of all files of a request."""
         self.kept = KeptItems(kept_bytes)
-        workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         seconds, frames = options.media_seconds, options.most_frames or PreparingLimits().frames
         limits = PreparingLimits(
-            *(workers, seconds),
-            embeddings=most_embeddings,
-            frames=frames,
-            width=width,
-            sound_seconds=options.max_audio_seconds,
+            embeddings=most_embeddings, frames=frames, width=width, sound_seconds=options.max_audio_seconds
         )
-        self._preparer = Preparer(files, self.kept, limits, log_level)
+        job = replace(MEDIA, seconds=seconds, processes=processes_for(options))
+        self._preparer = Preparer(helpers, files, self.kept, limits, job)
         domains = frozenset(options.allowed_media_domains) or None
         folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None
         self._sources = Sources(Fetcher(domains, self.most_bytes, seconds), folder, self.most_bytes)
 
-    async def prepare(self, needed: MediaNeeded, inline: InlineFiles, key: str) -> dict[MediaPart, Item]:
-        """The items that a request needs, all prepared at once. Raises the error with which it ends. `key`
-        names the API key within which names of items are known."""
+    async def prepare(
+        self, needed: MediaNeeded, inline: InlineFiles, key: str, owner: str = ""
+    ) -> dict[MediaPart, Item]:
+        """The items that a request of this owner needs, all prepared at once. Raises the error with which it
+        ends. `key` names the API key within which names of items are known."""
         if needed.settings:
             self._check_settings(needed.settings)
         io, names, taken = self._read_io(needed.io), (key, needed.salt), 0
@@ -123,7 +123,7 @@ class MediaReader:
             content = content or await self.read(part.url)
             taken += len(content.data)
             self._check_bytes(taken)
-            made = await self._make(content, part, needed.settings, io)
+            made = await self._make(content, part, needed.settings, io, owner)
             if part.uuid is not None:
                 self.kept.name(part.uuid, *names, made)
             return made
@@ -176,18 +176,14 @@ class MediaReader:
             return await self._sources.read(url)
 
     async def _make(
-        self, content: MediaFile, part: MediaPart, settings: Mapping[str, object], io: MediaIo
+        self, content: MediaFile, part: MediaPart, settings: Mapping[str, object], io: MediaIo, owner: str
     ) -> Item:
         if part.kind == "video":
             settings = {**io.video_settings, **settings}
         with self.metrics.timed("prepare"):
             background, own = io.image.rgba_background_color, dict(settings)
             asked = PreparingOrder(False, part.kind, part.low_detail, own, background, part.grid)
-            return await self._preparer.prepare(content, asked)
-
-    async def close(self) -> None:
-        """Ends the processes that prepare."""
-        await self._preparer.close()
+            return await self._preparer.prepare(content, asked, owner=owner)
 
 
 def laid(item: Item, processor: Processor, tokenizer: Tokenizer) -> Laid:

@@ -72,7 +72,7 @@ class Connection:
             self._watch.cancel()
             self._logging.cancel()
             self._start.cancel()
-        self.frontend.grammars.stop()
+        self.frontend.helpers.close()
         self.client.fail(SHUT_DOWN)
         self.client.close()
 

@@ -73,18 +73,19 @@ async def read_texts(request: Request, body: Body) -> Any:
         return state.read
     frontend, reading = frontend_of(request), state.reading
     if frontend.media is None:
-        return await _read(frontend, body, reading, NO_MEDIA)
-    return await with_media(request, lambda media: _read(frontend, body, reading, media))
+        return await _read(state, body, reading, NO_MEDIA)
+    return await with_media(request, lambda media: _read(state, body, reading, media))
 
 
-async def _read(frontend: Frontend, body: Body, reading: Reading[R], media: LaidMedia) -> R:
-    context = frontend.reading_context
+async def _read(state: RequestState, body: Body, reading: Reading[R], media: LaidMedia) -> R:
+    context = state.frontend.reading_context
     if media:
         context = replace(context, media=media)
     if reading.work is not None and reading.work(body, context) > LONG:
         # The body is short, but what is to be written of it is not.
         raw = json.dumps(body.model_dump(exclude_unset=True)).encode()
-        return (await frontend.helper.read(reading, raw, context.facts, media)).result
+        read = state.frontend.long_bodies.read
+        return (await read(reading, raw, context.facts, media, owner=state.caller.owner)).result
     return reading.read(body, context)
 
 

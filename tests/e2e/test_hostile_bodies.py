@@ -23,8 +23,8 @@ TOOL = b'{"type":"function","function":{"name":"f"}}'
 USUAL, MANY_TEXTS = 4_000_000, 16_000_000
 RUNAWAY = b"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
 
-HELPERS = (b"server.grammar_checks.checker_process", b"server.reading.helper_process")
-"""The modules of the processes that do work for the API's process."""
+HELPER = b"server.helpers.helper_process"
+"""The module of the processes that do work for the API's process."""
 
 
 BODIES: dict[str, tuple[str, bytes | tuple[bytes, bytes, bytes, int]]] = {
@@ -89,7 +89,7 @@ def seconds_computed(server: LiveServer) -> float:
     ticks = 0
     for pid in {server.process.pid, *server.children()} - set(server.engine_pids()):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if not any(helper in command for helper in HELPERS):
+        if HELPER not in command:
             ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 

@@ -36,7 +36,12 @@ from server.terminal.server_client import ServerClient, ServerError
 pytestmark = pytest.mark.turns(3)
 
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
-CHILD = b"server.media.preparing_process"
+
+
+def media_helpers(server: LiveServer) -> list[int]:
+    """The processes that prepare media."""
+    helpers = server._running(b"server.helpers.helper_process")  # pyright: ignore[reportPrivateUsage]
+    return [pid for pid in helpers if Path(f"/proc/{pid}/comm").read_text() == "facet: media\n"]
 
 
 def encoded(tokenizer: Tokenizer, *pieces: str | Image.Image) -> list[list[int] | Image.Image]:
@@ -267,7 +272,7 @@ def test_bodies_that_do_not_end(llava: Llava, site: str) -> None:
         assert slow.status_code == 422 and "not fetched within 2 s" in slow.text
         many = server.post("/v1/chat/completions", asked(*[part(saved(ONE))] * 17))
         assert many.status_code == 400 and "At most 16 image(s)" in many.text
-        assert tokens(server, text("hi")) and not server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+        assert tokens(server, text("hi")) and not media_helpers(server)
 
 
 def test_what_is_odd_is_read(llava: Llava, server: LiveServer) -> None:
@@ -281,7 +286,7 @@ def test_what_is_odd_is_read(llava: Llava, server: LiveServer) -> None:
 
 def test_a_process_that_dies_is_replaced(llava: Llava, server: LiveServer) -> None:
     tokens(server, part(saved(TWO)))
-    for pid in server._running(CHILD):  # pyright: ignore[reportPrivateUsage]
+    for pid in media_helpers(server):
         os.kill(pid, signal.SIGKILL)
     time.sleep(1)  # one that ends while it is asked takes its item along
     assert tokens(server, part(saved(noise(29, 28)))) == llava.answer("user: ", noise(29, 28), " ")
@@ -308,10 +313,10 @@ def test_signs_of_life_come_while_large_pictures_are_read(server: LiveServer) ->
 @pytest.mark.slow
 def test_no_child_is_left(llava: Llava) -> None:
     with serving(str(llava.folder), *SIZES) as server:
-        assert not server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+        assert not media_helpers(server)
         tokens(server, part(saved(ONE)))
         children = server.children()
-        assert server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+        assert media_helpers(server)
         server.terminate()
         wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), 10, lambda: "")
 

@@ -31,8 +31,11 @@ from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.errors import ApiError, NotFound
 from server.frontend.text_output import Delta, TextOutput
-from server.grammar_checks.checker_process import Question, Verdict, check
+from server.grammar_checks.grammar_job import AskedGrammar, check
 from server.grammars.form_grammar import AnswerGrammar
+from server.helpers.helper_process import answer
+from server.helpers.job_queue import Helpers
+from server.helpers.messages import ReceivedError, SentError
 from server.http import error_answers
 from server.http.error_answers import Status
 from server.media.kept_items import Item as MediaItem
@@ -40,11 +43,10 @@ from server.media.prompt import NO_MEDIA, LaidMedia, as_media
 from server.media.reader import MediaReader
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
-from server.offload.messages import ReceivedError, SentError
 from server.options.server_config import ServerConfig
+from server.reading.body_job import Answer, read_body
 from server.reading.body_table import BY_NAME, Reading
-from server.reading.helper import ReadBody, opened
-from server.reading.helper_process import Answer, answer
+from server.reading.long_bodies import ReadBody, opened
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
@@ -140,13 +142,14 @@ class FakeFrontend:
         )
     )
     config: ServerConfig = field(default_factory=lambda: ServerConfig(engine=EngineConfig(model="org/tiny")))
-    checked: list[Question] = field(default_factory=list)
+    checked: list[AskedGrammar] = field(default_factory=list)
     """What was asked of the form of answers."""
     read_elsewhere: list[str] = field(default_factory=list)
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     media: MediaReader | None = None
     transcriber: Any = None
+    helpers: Helpers = field(default_factory=Helpers)
     folder: Path = Path("/nowhere")
     orders: Orders = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
@@ -205,8 +208,8 @@ class FakeFrontend:
         return FakeGrammars(self.checked)
 
     @property
-    def helper(self) -> FakeHelper:
-        return FakeHelper(self.reading_context, self.read_elsewhere)
+    def long_bodies(self) -> FakeLongBodies:
+        return FakeLongBodies(self.reading_context, self.read_elsewhere)
 
     def serve(self, *tasks: str, **fields: Any) -> None:
         """Make the model one that does `tasks`; `fields` are other facts of it."""
@@ -353,33 +356,38 @@ def that_embeds_too(**fields: Any) -> FakeFrontend:
 class FakeGrammars:
     """Checks grammars in this process, by what the real one sends and receives."""
 
-    def __init__(self, checked: list[Question]) -> None:
+    def __init__(self, checked: list[AskedGrammar]) -> None:
         self._checked = checked
 
-    async def check(self, asked: Question, owner: str = "") -> AnswerGrammar:
+    async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
         self._checked.append(asked)
-        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Question)
-        verdict = msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=Verdict)
-        if isinstance(verdict, SentError):
-            raise ReceivedError(verdict)
-        return verdict
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=AskedGrammar)
+        return received(answer(lambda *_: check(sent, {}), b"", b""), AnswerGrammar)
 
 
-class FakeHelper:
-    """A helper that reads in this process, but sends and receives what a process would."""
+def received(data: bytes, kind: Any) -> Any:
+    """An answer as a queue of orders returns it, or raises the error in its place."""
+    found = msgspec.msgpack.decode(data, type=kind | SentError)
+    if isinstance(found, SentError):
+        raise ReceivedError(found)
+    return found
+
+
+class FakeLongBodies:
+    """Reads long bodies in this process, but sends and receives what helper processes would."""
 
     def __init__(self, reader: ReadingContext, asked: list[str]) -> None:
         self._reader = reader
         self._asked = asked
 
     async def read(
-        self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA
+        self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA, owner: str = ""
     ) -> ReadBody[R]:
         self._asked.append(reading.name)
         facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
         reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options, media)
-        sent = msgspec.msgpack.encode(answer(BY_NAME[reading.name], raw, reader))
-        return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
+        found = answer(lambda _, raw: read_body(BY_NAME[reading.name], raw, reader), b"", raw)
+        return opened(reading, received(found, Answer))
 
 
 def vectors(numbers: object) -> Vectors:

@@ -40,10 +40,8 @@ WIDTH = 1024
 def let_see(frontend: FakeFrontend, **options: Any) -> MediaReader:
     """Lets a frontend take pictures; one that prepares is closed. `options` are those of media."""
     frontend.tokenizer = byte_tokenizer(*NAMES, template=TEMPLATE)
-    reader = frontend.media = MediaReader(
-        *(FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()),
-        width=WIDTH,
-    )
+    given = FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()
+    reader = frontend.media = MediaReader(*given, frontend.helpers, width=WIDTH)
     ready = changed(frontend.facts.ready, vocab_size=VOCAB_SIZE + len(NAMES))
     frontend.facts = msgspec.structs.replace(frontend.facts, ready=ready, media=reader.facts)
     return reader
@@ -56,4 +54,4 @@ async def seeing(frontend: FakeFrontend, **options: Any) -> AsyncIterator[MediaR
     try:
         yield reader
     finally:
-        await reader.close()
+        frontend.helpers.close()

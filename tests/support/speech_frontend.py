@@ -63,17 +63,15 @@ class FakeTranscriber(Transcriber):
         self.known, self._metrics = KNOWN, frontend.metrics
         self.engine = _Bytes(script, language=311)
         self.engine.end = EOS
-        self.most, self.seconds = most, seconds
+        self.most_bytes, self.seconds = most, seconds
         self.open = 0
         """The recordings that are open."""
         self.asked: list[Asked] = []
 
-    @property
-    def most_bytes(self) -> int:
-        return self.most
-
     @asynccontextmanager
-    async def opened(self, upload: TemporaryPath, digest: bytes) -> AsyncGenerator[Recording]:
+    async def opened(
+        self, upload: TemporaryPath, digest: bytes, owner: str = ""
+    ) -> AsyncGenerator[Recording]:
         with TemporaryPath() as target:
             with open(upload.path, "rb") as source:
                 heard = write_features(decode_audio(source, self.seconds), 80, target.file)

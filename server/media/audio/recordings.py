@@ -1,4 +1,4 @@
-"""The API process's side of recordings: files that are uploaded, and their features, which another process
+"""The API process's side of recordings: files that are uploaded, and their features, which a helper process
 makes and which lie in a file that has no name any more, so that they take no memory here."""
 
 from __future__ import annotations
@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import logging
 import os
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -20,36 +20,22 @@ import numpy as np
 
 from models.media.whisper import FRAMES_PER_SECOND, PIECE_FRAMES, LogMel, scaled
 from server.errors import BadRequest, Unavailable, refused_if_full
+from server.helpers.job import Ended, Job
+from server.helpers.job_queue import Helpers
 from server.media.failures import FULL_TEMPORARY
-from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.messages import ReceivedError, SentError, sent_error
 
-MODULE = "server.media.audio.recording_process"
-_SECONDS, _SECONDS_OF_EACH = 30.0, 1 / 30
-"""The seconds in which a recording must be read, and how many more for each of the longest one's."""
+SECONDS_OF_EACH = 1 / 30
+"""The seconds by which a recording must be read later for each of the longest one's."""
 _MOST_HELD = 2 << 30
 """Bytes of the features of all recordings together."""
 
-_log = logging.getLogger(__name__)
-
-
-class RecordingLimits(msgspec.Struct, frozen=True):
-    """What a recording may take."""
-
-    bytes: int = 100 << 20
-    seconds: float = 7200.0
-    processes: int = 1
-    memory: int = 2 << 30
-    """Bytes of address space beyond those that a process has when it waits."""
-
 
 class RecordingSetup(msgspec.Struct, frozen=True):
-    """What a process is started with."""
+    """What the job is opened with."""
 
-    socket: int
     bands: int
-    limits: RecordingLimits
-    log_level: str
+    seconds: float
+    """The longest recording."""
 
 
 class RecordingOrder(msgspec.Struct, frozen=True):
@@ -73,7 +59,20 @@ class Heard(msgspec.Struct, frozen=True, tag=True):
     """The mean of each row: float32."""
 
 
-Answer = Heard | SentError
+def _explain(_: RecordingOrder, ended: Ended) -> BadRequest:
+    if ended.code is None:
+        return BadRequest(f"Reading the recording took more than {ended.seconds:g} s.", "file")
+    return BadRequest("The recording cannot be decoded: the process that tried has ended.", "file")
+
+
+RECORDINGS: Job[Heard] = Job(
+    name="recordings",
+    module="server.media.audio.recording_job",
+    answer=Heard,
+    explain=_explain,
+    memory=2 << 30,
+    seconds=30.0,
+)
 
 
 def write_features(pieces: Iterable[np.ndarray], bands: int, target: BinaryIO) -> Heard:
@@ -123,7 +122,7 @@ class TemporaryPath:
 
 
 class Recording:
-    """The features of a recording, of which pieces are read from a file. It is closed by who opened it."""
+    """The features of a recording, of which pieces are read from a file that its maker closes."""
 
     def __init__(self, heard: Heard, bands: int, file: BinaryIO, digest: bytes) -> None:
         self.heard, self.bands, self._file = heard, bands, file
@@ -160,29 +159,23 @@ class Recording:
         """The hash of a piece, by which every floor knows it."""
         return hashlib.blake2b(msgspec.msgpack.encode((self._digest, first, frames)), digest_size=32).digest()
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class Recordings:
-    """Reads recordings in processes that are started with the first ones. One that is late or dead is
-    replaced, and its recording alone fails."""
+    """Has recordings read, and counts the bytes of those that are open."""
 
-    def __init__(self, bands: int, limits: RecordingLimits, log_level: str = "info") -> None:
-        def setup(descriptor: int) -> bytes:
-            return msgspec.msgpack.encode(RecordingSetup(descriptor, bands, limits, log_level))
-
-        self.limits, self._bands = limits, bands
-        self._seconds = _SECONDS + _SECONDS_OF_EACH * limits.seconds
-        self._processes = [AnsweringProcess("recording", MODULE, setup) for _ in range(limits.processes)]
-        self._idle: asyncio.LifoQueue[AnsweringProcess] = asyncio.LifoQueue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
-        self._under_way: set[asyncio.Task[Answer]] = set()
+    def __init__(
+        self, helpers: Helpers, bands: int, most_seconds: float, job: Job[Heard] = RECORDINGS
+    ) -> None:
+        """`most_seconds`: the longest recording."""
+        job = replace(job, seconds=job.seconds + SECONDS_OF_EACH * most_seconds)
+        self._bands, self._queue = bands, helpers.open(job, lambda: RecordingSetup(bands, most_seconds))
         self.held = 0
         """Bytes of the features that are held."""
 
-    async def open(self, upload: TemporaryPath, digest: bytes) -> Recording:
+    @asynccontextmanager
+    async def opened(
+        self, upload: TemporaryPath, digest: bytes, owner: str = ""
+    ) -> AsyncGenerator[Recording]:
         """The recording in a file that was written. Raises the error with which its request ends."""
         if self.held > _MOST_HELD:
             raise Unavailable(
@@ -190,55 +183,14 @@ class Recordings:
             )
         with refused_if_full(FULL_TEMPORARY):
             target = await asyncio.to_thread(TemporaryPath)
-        try:
-            heard = await self._read(RecordingOrder(upload.path, target.path))
-        except BaseException:
-            target.file.close()
-            raise
-        finally:
-            target.remove_name()
-        recording = Recording(heard, self._bands, target.file, digest)
-        self.held += recording.size
-        return recording
-
-    def close_recording(self, recording: Recording) -> None:
-        self.held -= recording.size
-        recording.close()
-
-    async def close(self) -> None:
-        """Ends the processes, and what they do."""
-        for task in list(self._under_way):
-            task.cancel()
-        for process in self._processes:
-            await process.close()
-
-    async def _read(self, order: RecordingOrder) -> Heard:
-        process = await self._idle.get()
-        task = asyncio.create_task(self._ask(process, order))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        found = await asyncio.shield(task)  # the process goes on, though this client leaves
-        if isinstance(found, SentError):
-            raise ReceivedError(found)
-        return found
-
-    async def _ask(self, process: AnsweringProcess, order: RecordingOrder) -> Answer:
-        try:
-            answer = await process.ask([msgspec.msgpack.encode(order)], self._seconds)
-            return msgspec.msgpack.decode(answer, type=Answer)
-        except CannotStart:
-            reason = "The process that reads recordings cannot be started."
-            return sent_error(Unavailable(reason, retry_after=5))
-        except TimeoutError:
-            _log.warning("reading a recording took more than %g s", self._seconds)
-            reason = f"Reading the recording took more than {self._seconds:g} s."
-            return sent_error(BadRequest(reason, "file"))
-        except Ended as ended:
-            _log.warning("reading a recording: %s", ended)
-            reason = "The recording cannot be decoded: the process that tried has ended."
-            return sent_error(BadRequest(reason, "file"))
-        finally:
-            self._idle.put_nowait(process)
+        with target:
+            heard = await self._queue.ask(RecordingOrder(upload.path, target.path), owner=owner)
+            recording = Recording(heard, self._bands, target.file, digest)
+            self.held += recording.size
+            try:
+                yield recording
+            finally:
+                self.held -= recording.size
 
 
 def open_file(path: Path) -> BinaryIO:

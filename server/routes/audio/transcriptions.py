@@ -100,7 +100,8 @@ async def _respond(request: Request, task: str) -> Response:
         asked = _asked(form, task, transcriber, frontend)
 
         async def respond() -> Response:
-            recording = await stack.enter_async_context(transcriber.opened(upload, digest))
+            opened = transcriber.opened(upload, digest, state_of(request.scope).caller.owner)
+            recording = await stack.enter_async_context(opened)
             call = _Call(request, transcriber, form, asked, recording)
             return call.stream(stack.pop_all()) if form.stream else await call.whole()
 

@@ -27,7 +27,7 @@ from server.api.chat import ChatRequest
 from server.api.fields import Body
 from server.errors import BadRequest
 from server.frontend.frontend import Delta, Frontend
-from server.grammar_checks.checker_process import AskedTool, ask_for_calls
+from server.grammar_checks.grammar_job import AskedTool, ask_for_calls
 from server.grammars.form_grammar import AnswerGrammar, AskedForm
 from server.options.server_config import ServerConfig
 from server.reading.prompts import Conversation

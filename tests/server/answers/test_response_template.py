@@ -14,7 +14,7 @@ from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import DIALECTS_BY_NAME
 from server.answers.format_detection import find_format
 from server.answers.response_template import NAME, described_calls, described_thinking
-from server.grammar_checks.checker_process import AskedTool, ask_for_calls, build_call_grammar
+from server.grammar_checks.grammar_job import AskedTool, ask_for_calls, build_call_grammar
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer_files import TokenizerFiles
 

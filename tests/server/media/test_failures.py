@@ -4,9 +4,21 @@ import errno
 
 import pytest
 
-from server.media.failures import sent_failure
+from models.media.item import MediaError
+from server.errors import ApiError
+from server.media.failures import refused_unless_read
 
 
-@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EDQUOT, 507), (errno.EIO, 500)])
-def test_a_full_disk_has_a_status_of_its_own(number: int, status: int) -> None:
-    assert sent_failure(OSError(number, "why"), "recording", "file").status == status
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, "why"), 507, "The server's folder for temporary files is full."),
+        (OSError(errno.EDQUOT, "why"), 507, "The server's folder for temporary files is full."),
+        (MemoryError(), 400, "Decoding a recording took more memory than it may."),
+        (MediaError("It is too short."), 400, "It is too short."),
+    ],
+)
+def test_what_cannot_be_read_has_a_reason(error: Exception, status: int, message: str) -> None:
+    with pytest.raises(ApiError) as refused, refused_unless_read("recording", "file"):
+        raise error
+    assert refused.value.status == status and refused.value.message.startswith(message)

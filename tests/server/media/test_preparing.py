@@ -1,6 +1,5 @@
 """Processes that prepare media: what they give, what ends them, and that the next item is prepared."""
 
-# pyright: reportPrivateUsage=false
 import asyncio
 import base64
 import os
@@ -9,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,9 +18,11 @@ from PIL import Image
 
 from models.media.registry import make_processor
 from server.errors import ApiError
+from server.helpers.job import Ended
+from server.helpers.job_queue import Helpers
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
-from server.media.preparing import Preparer, PreparingLimits, PreparingOrder
+from server.media.preparing import MEDIA, Preparer, PreparingLimits, PreparingOrder
 
 pytestmark = pytest.mark.slow(3)
 
@@ -29,12 +31,14 @@ PICTURE = MediaFile(saved(NOISE))
 
 
 @asynccontextmanager
-async def preparing(most_kept: int = 1 << 30, **limits: Any) -> AsyncIterator[Preparer]:
-    preparer = Preparer(QWEN, KeptItems(most_kept), PreparingLimits(**limits))
+async def preparing(kept: KeptItems | None = None, **limits: Any) -> AsyncIterator[Preparer]:
+    helpers = Helpers()
+    bounds = {name: limits.pop(name) for name in ("pixels", "embeddings") if name in limits}
+    job = replace(MEDIA, **limits)
     try:
-        yield preparer
+        yield Preparer(helpers, QWEN, kept or KeptItems(1 << 30), PreparingLimits(**bounds), job)
     finally:
-        await preparer.close()
+        helpers.close()
 
 
 async def refusal(preparer: Preparer, content: MediaFile) -> ApiError:
@@ -70,40 +74,32 @@ async def test_low_detail_fits_a_picture_into_a_square() -> None:
 
 
 async def test_the_same_file_is_prepared_once() -> None:
-    async with preparing(processes=2) as preparer:
+    kept = KeptItems(1 << 30)
+    async with preparing(kept, processes=2) as preparer:
         items = await asyncio.gather(*[preparer.prepare(PICTURE) for _ in range(4)])
         assert all(item is items[0] for item in items)
         assert await preparer.prepare(PICTURE) is items[0]
-        assert [process.pid is None for process in preparer._processes] == [True, False]
-        assert (preparer._kept.queries, preparer._kept.hits) == (5, 1)
+        assert [process.pid is None for process in preparer.queue.processes] == [False, True]
+        assert (kept.queries, kept.hits) == (5, 1)
 
 
-async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
-    async with preparing(seconds=1.0) as preparer:
+async def test_its_process_gives_way_to_all_others() -> None:
+    async with preparing() as preparer:
         await preparer.prepare(PICTURE)
-        pid = preparer._processes[0].pid
-        assert pid is not None
-        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0), "it gives way"
-        os.kill(pid, signal.SIGSTOP)
-        late = await refusal(preparer, MediaFile(saved(NOISE, "BMP")))
-        assert (late.status, late.message) == (
-            400,
-            "Preparing a picture took more than 1 s (--media-seconds).",
-        )
-        await preparer.prepare(MediaFile(saved(NOISE, "BMP")))
-        pid = preparer._processes[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        dying = asyncio.create_task(refusal(preparer, MediaFile(saved(NOISE, "TIFF"))))
-        while not preparer._idle.empty():
-            await asyncio.sleep(0.01)
-        waiting = asyncio.create_task(preparer.prepare(MediaFile(saved(NOISE, "WEBP"))))
-        os.kill(pid, signal.SIGKILL)
-        assert (await dying).message == "A picture cannot be decoded: the process that tried has ended."
-        assert (await waiting).prepared.kind == "image"
-        last = preparer._processes[0].pid
-    with pytest.raises(ProcessLookupError):
-        os.kill(last or 0, 0)
+        pid = preparer.queue.processes[0].pid or 0
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (None, "Preparing a video took more than 1 s (--media-seconds)."),
+        (-signal.SIGKILL, "A video cannot be decoded: the process that tried has ended."),
+    ],
+)
+def test_an_item_at_which_the_process_ends_is_refused(code: int | None, why: str) -> None:
+    error = MEDIA.explain(PreparingOrder(kind="video"), Ended(1.0, code))
+    assert error is not None and (error.status, error.message) == (400, why)
 
 
 async def test_a_picture_gets_only_so_much_memory() -> None:
@@ -115,16 +111,6 @@ async def test_a_picture_gets_only_so_much_memory() -> None:
         assert "at most 599 pixels" in (await refusal(preparer, PICTURE)).message
     async with preparing(embeddings=5) as preparer:
         assert "5 tokens at most, and this one becomes 6" in (await refusal(preparer, PICTURE)).message
-
-
-async def test_what_waits_is_bounded() -> None:
-    async with preparing(waiting_bytes=100) as preparer:
-        first = asyncio.create_task(preparer.prepare(PICTURE))
-        while preparer._bytes == 0:
-            await asyncio.sleep(0)
-        assert (await refusal(preparer, MediaFile(b"x" * 101))).status == 503
-        await first
-        assert preparer._bytes == 0
 
 
 def test_items_are_kept_within_bytes_and_named_within_keys() -> None:

@@ -12,7 +12,7 @@ import pytest
 from fake_api import make_app, make_client, post
 from fake_frontend import FakeFrontend
 
-from server.grammar_checks.checker_process import AskedCalls
+from server.grammar_checks.grammar_job import AskedCalls
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}

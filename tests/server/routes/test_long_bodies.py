@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_api import assert_the_same_if_long, make_app, make_client
-from fake_frontend import FakeFrontend, FakeHelper
+from fake_frontend import FakeFrontend, FakeLongBodies
 
 from server.api.fields import LONG
 from server.http.connection.bodies import BODY_MEMORY
@@ -111,13 +111,13 @@ async def test_a_body_counts_as_being_read_while_it_waits_for_the_helper(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    read = FakeHelper.read
+    read = FakeLongBodies.read
 
-    async def watched(*arguments: Any) -> Any:
+    async def watched(*arguments: Any, **named: Any) -> Any:
         taken.append(BODY_MEMORY.taken)
-        return await read(*arguments)
+        return await read(*arguments, **named)
 
-    monkeypatch.setattr(FakeHelper, "read", watched)
+    monkeypatch.setattr(FakeLongBodies, "read", watched)
     before, body = BODY_MEMORY.taken, json.dumps({"prompt": " " * LONG + "a" * 99_000}).encode()
     headers = {"content-type": "application/json"}
     assert (await client.post("/tokenize", content=body, headers=headers)).status_code == 400

@@ -142,7 +142,8 @@ async def test_models_that_compare_have_a_vector_for_a_text_or_for_a_picture(
     client: httpx.AsyncClient, frontend: FakeFrontend
 ) -> None:
     async with seeing(frontend):
-        alone = MediaReader(CLIP, MediaOptions(), 1 << 30, frontend.tokenizer, frontend.metrics.of_media())
+        given = CLIP, MediaOptions(), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()
+        alone = MediaReader(*given, frontend.helpers)
         frontend.media, before = alone, frontend.media
         frontend.facts = replace(frontend.facts, media=alone.facts)
         try:
@@ -154,5 +155,4 @@ async def test_models_that_compare_have_a_vector_for_a_text_or_for_a_picture(
             error = await refusal(client, EMBED, messages=user(image(), "and this"))
             assert "a vector for a text or for a picture" in error["message"]
         finally:
-            await alone.close()
             frontend.media = before

@@ -12,7 +12,7 @@ from fake_frontend import FakeFrontend
 from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Grammar, Thinking
-from server.grammar_checks.checker_process import AskedCalls
+from server.grammar_checks.grammar_job import AskedCalls
 from server.grammars.form_grammar import AskedForm
 
 PATH = "/v1/chat/completions"

@@ -14,7 +14,8 @@ from whole_recordings import log_mel
 
 from models.media.whisper import PIECE_FRAMES, scaled
 from server.errors import ApiError
-from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
+from server.helpers.job_queue import Helpers
+from server.media.audio.recordings import Recording, Recordings, TemporaryPath
 
 pytestmark = pytest.mark.slow(3)
 
@@ -22,33 +23,34 @@ SOUND = noise(31.0)
 
 
 @asynccontextmanager
-async def reading(**limits: float) -> AsyncIterator[Recordings]:
-    recordings = Recordings(80, RecordingLimits(**limits))  # pyright: ignore[reportArgumentType]
+async def reading(seconds: float = 7200.0) -> AsyncIterator[Recordings]:
+    helpers = Helpers()
     try:
-        yield recordings
+        yield Recordings(helpers, 80, seconds)
     finally:
-        await recordings.close()
+        helpers.close()
 
 
-async def opened(recordings: Recordings, file: bytes) -> Recording:
+@asynccontextmanager
+async def opened(recordings: Recordings, file: bytes) -> AsyncIterator[Recording]:
     with TemporaryPath() as upload:
         upload.file.write(file)
         upload.file.flush()
-        return await recordings.open(upload, b"digest")
+        async with recordings.opened(upload, b"digest") as recording:
+            yield recording
 
 
 async def test_pieces_are_the_features_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     descriptors = len(os.listdir("/proc/self/fd"))
     async with reading() as recordings:
-        recording = await opened(recordings, written(SOUND, "flac"))
-        rows = np.concatenate(list(log_mel([(SOUND * 32767).astype(np.int16) / np.float32(32768)], 80)))
-        assert (recording.frames, recording.seconds, len(recording.levels)) == (3100, 31.0, 3100)
-        for first, frames in ((0, PIECE_FRAMES), (500, 1000), (3000, PIECE_FRAMES)):
-            found = np.frombuffer(recording.piece(first, frames), np.float32).reshape(80, PIECE_FRAMES)
-            assert np.abs(found - scaled(rows[first : first + frames], rows.max())).max() < 1e-5
-        assert recordings.held == recording.size
-        recordings.close_recording(recording)
+        async with opened(recordings, written(SOUND, "flac")) as recording:
+            rows = np.concatenate(list(log_mel([(SOUND * 32767).astype(np.int16) / np.float32(32768)], 80)))
+            assert (recording.frames, recording.seconds, len(recording.levels)) == (3100, 31.0, 3100)
+            for first, frames in ((0, PIECE_FRAMES), (500, 1000), (3000, PIECE_FRAMES)):
+                found = np.frombuffer(recording.piece(first, frames), np.float32).reshape(80, PIECE_FRAMES)
+                assert np.abs(found - scaled(rows[first : first + frames], rows.max())).max() < 1e-5
+            assert recordings.held == recording.size
         assert (recordings.held, os.listdir(tmp_path)) == (0, [])
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
@@ -58,10 +60,11 @@ async def test_the_next_recording_is_read_after_one_that_cannot_be() -> None:
     async with reading(seconds=40.0) as recordings:
         for file in (b"no sound", written(noise(41.0))):
             with pytest.raises(ApiError) as refused:
-                await opened(recordings, file)
+                async with opened(recordings, file):
+                    pass
             assert refused.value.status == 400
-        leaving = asyncio.create_task(opened(recordings, written(SOUND)))
+        leaving = asyncio.create_task(opened(recordings, written(SOUND)).__aenter__())
         await asyncio.sleep(0.01)
         leaving.cancel()
-        recording = await opened(recordings, written(SOUND))
-        recordings.close_recording(recording)
+        async with opened(recordings, written(SOUND)) as recording:
+            assert recording.seconds == 31.0

@@ -148,7 +148,7 @@ async def test_wrong_files_are_refused(client: httpx.AsyncClient, transcriber: F
     assert "recording must be one of" in await refused(client, file=b"/etc/passwd")
     assert "is empty" in await refused(client, file=b"")
     assert "at most 90 seconds" in await refused(client, file=written(noise(91.0), "opus"))
-    transcriber.most = 1000
+    transcriber.most_bytes = 1000
     assert "--max-audio-mb" in await refused(client, 413)
     assert "does not exist" in await refused(client, 404, file=b"x", model="other")
 

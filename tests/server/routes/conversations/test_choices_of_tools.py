@@ -8,7 +8,7 @@ from fake_api import post
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Grammar
-from server.grammar_checks.checker_process import AskedCalls
+from server.grammar_checks.grammar_job import AskedCalls
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 NAMES = ("get_weather", "other")

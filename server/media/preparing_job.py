@@ -1,11 +1,9 @@
-"""The process that prepares media, one item at a time: `python -m server.media.preparing_process FD`."""
+"""Prepares media in a helper process, one item at a time."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
-import sys
 import warnings
 from io import BytesIO
 
@@ -16,14 +14,13 @@ from models.media.item import AudioProcessor, Prepared, Processor, VideoProcesso
 from models.media.registry import make_processor
 from models.media.resize import fitted
 from server.errors import BadRequest
+from server.helpers.messages import FollowOrder
 from server.media.audio.decoding import decode_audio
 from server.media.decoding import decode, from_base64
 from server.media.encoded import read_encoded
-from server.media.failures import MOST_LEFT, MUCH, sent_failure
-from server.media.preparing import NAMES, Answer, PreparingLimits, PreparingOrder, PreparingSetup
+from server.media.failures import refused_unless_read
+from server.media.preparing import NAMES, PreparingLimits, PreparingOrder, PreparingSetup
 from server.media.video_decoding import decode_video
-from server.offload.messages import answer_questions
-from worker import child, logs
 
 LOW_DETAIL = 512
 """The square in pixels into which a picture is fitted whose request asks for low detail, as OpenAI does."""
@@ -31,31 +28,26 @@ _NICE = 10
 """How far an item gives way to steps and to the server: without, the gaps of a stream are twice as long."""
 
 
-def main() -> int:
+def open_job(data: bytes) -> FollowOrder:
     os.nice(_NICE)
-    setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=PreparingSetup)
-    logs.setup("preparing", setup.log_level)
+    setup = msgspec.msgpack.decode(data, type=PreparingSetup)
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # anybody may send files that Pillow complains about
     warnings.simplefilter("ignore")
     processor, limits = make_processor(setup.files), setup.limits
 
-    def prepare(order: bytes, data: bytes) -> bytes:
+    def prepare(order: bytes, data: bytes) -> Prepared:
         asked = msgspec.msgpack.decode(order, type=PreparingOrder)
-        try:
+        with refused_unless_read(NAMES[asked.kind]):
             own = make_processor(with_settings(setup.files, asked.settings)) if asked.settings else None
-            answer: Answer = _prepared(data, asked, own or processor, limits)
-            if answer.embeddings > limits.embeddings:
-                raise BadRequest(
-                    f"A {NAMES[asked.kind]} may become {limits.embeddings} tokens at most, and this one "
-                    f"becomes {answer.embeddings}: send a smaller one."
-                )
-        except Exception as error:
-            answer = sent_failure(error, NAMES[asked.kind])
-        return msgspec.msgpack.encode(answer)
+            item = _prepared(data, asked, own or processor, limits)
+        if item.embeddings > limits.embeddings:
+            raise BadRequest(
+                f"A {NAMES[asked.kind]} may become {limits.embeddings} tokens at most, and this one "
+                f"becomes {item.embeddings}: send a smaller one."
+            )
+        return item
 
-    with socket.socket(fileno=setup.socket) as connection:
-        answer_questions(connection, 2, prepare, memory=limits.memory, much=MUCH, most=MOST_LEFT)
-    return child.STOPPED
+    return prepare
 
 
 def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: PreparingLimits) -> Prepared:
@@ -69,7 +61,3 @@ def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: 
         return processor.prepare_video(video, limits.frames, limits.embeddings)
     picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels, asked.background)
     return processor.prepare(fitted(picture, LOW_DETAIL) if asked.low_detail else picture)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The process that compiles clients' grammars first: `python -m server.grammar_checks.checker_process FD`.
+"""Compiles clients' grammars first, in a helper process.
 
 It is asked for a form, or for the tools that an answer may call, whose schemas are a stranger's too.
 """
@@ -6,10 +6,6 @@ It is asked for a form, or for the tools that an answer may call, whose schemas 
 from __future__ import annotations
 
 import importlib
-import logging
-import signal
-import socket
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,12 +14,11 @@ import msgspec
 from server.answers.answer_format import AnswerFormat, AnswerWriter, format_of_names
 from server.answers.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable
 from server.answers.parser_plugins import load_parsers
-from server.errors import ApiError, BadRequest, Internal
+from server.errors import BadRequest
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, build_grammar, unknown_keywords, validate
 from server.grammars.grammar_limits import check_schema, too_complex
 from server.grammars.json_schema import prepare_schema
-from server.offload.messages import NO_MEMORY, SentError, answer_questions, sent_error
-from worker import child, logs
+from server.helpers.messages import NO_MEMORY, FollowOrder
 
 
 class AskedTool(msgspec.Struct, frozen=True):
@@ -61,7 +56,7 @@ class AskedCalls(msgspec.Struct, frozen=True, tag=True):
 def ask_for_calls(
     format: AnswerFormat, tools: list[AskedTool], *, required: bool, several: bool, is_thinking: bool
 ) -> AskedCalls:
-    """The question to the process that checks grammars."""
+    """The order to check the grammar of such an answer."""
     return AskedCalls(
         dialect=format.dialect.name if format.dialect else "",
         thinking=format.thinking.name if format.thinking else "",
@@ -124,64 +119,36 @@ def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
 _TOO_SLOW = "What is asked of the answer cannot be followed in the time that it may take"
 _SIMPLER = "Have fewer alternatives that begin alike, and no rule that repeats itself in many ways."
 
-MUCH, TOO_MUCH = 16 << 20, 128 << 20
-"""Bytes left behind by grammars: so many are given back to the system; with so many the process ends."""
-
-_log = logging.getLogger(__name__)
-
-Question = AskedForm | AskedCalls
-Verdict = AnswerGrammar | SentError
+AskedGrammar = AskedForm | AskedCalls
 
 
-class CheckerSetup(msgspec.Struct, frozen=True):
-    """What the process is started with."""
+class GrammarSetup(msgspec.Struct, frozen=True):
+    """What the job is opened with."""
 
-    socket: int
-    """The inherited descriptor of its end of the connection."""
     tokens: dict[str, int]
     """The ids of special tokens."""
-    memory: int
-    """Bytes of address space beyond those that it has when it waits."""
-    processor_seconds: float
-    """What the check of one grammar may take of a processor. The system ends the process that takes more."""
-    log_level: str
     parsers: dict[str, str] = {}
     """The operator's files of parsers, by the flags that name them."""
 
 
-def main() -> int:
-    setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=CheckerSetup)
-    logs.setup("grammar checker", setup.log_level)
+def open_job(data: bytes) -> FollowOrder:
+    setup = msgspec.msgpack.decode(data, type=GrammarSetup)
     load_parsers(setup.parsers)
     trial = importlib.import_module("server.grammars.grammar_trial").Trial(setup.tokens)
-    # All that is above is made before memory is bounded.
 
-    def verdict(data: bytes) -> bytes:
-        asked = msgspec.msgpack.decode(data, type=Question)
-        signal.setitimer(signal.ITIMER_PROF, setup.processor_seconds)
+    def try_grammar(order: bytes, _: bytes) -> AnswerGrammar:
+        asked = msgspec.msgpack.decode(order, type=AskedGrammar)
         found = check(asked, setup.tokens)
-        if isinstance(found, AnswerGrammar) and (reason := trial.finds(found)):
-            found = sent_error(too_complex(f"{_TOO_SLOW}: {reason}. {_SIMPLER}", asked.field))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return msgspec.msgpack.encode(found)
+        if reason := trial.finds(found):
+            raise too_complex(f"{_TOO_SLOW}: {reason}. {_SIMPLER}", asked.field)
+        return found
 
-    with socket.socket(fileno=setup.socket) as connection:
-        answer_questions(connection, 1, verdict, memory=setup.memory, much=MUCH, most=TOO_MUCH)
-    return child.STOPPED
+    return try_grammar
 
 
-def check(asked: Question, tokens: Mapping[str, int]) -> Verdict:
-    """The grammar of what is asked, if it can be compiled."""
+def check(asked: AskedGrammar, tokens: Mapping[str, int]) -> AnswerGrammar:
+    """The grammar of what is asked. Raises BadRequest if it cannot be compiled."""
     try:
         return build_call_grammar(asked) if isinstance(asked, AskedCalls) else build_grammar(asked, tokens)
-    except ApiError as error:
-        return sent_error(error)
     except MemoryError:
-        return sent_error(BadRequest(NO_MEMORY, asked.field))
-    except Exception:
-        _log.exception("a grammar could not be read")
-        return sent_error(Internal("Internal server error"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise BadRequest(NO_MEMORY, asked.field) from None

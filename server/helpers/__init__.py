@@ -1,0 +1,1 @@
+"""Helper processes, and the queues of their jobs."""
