@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from server.access import key_file
+from server.model_facts import RIGHTS
 from server.options.option_table import OptionError, Parser, flag_of
 from server.options.server_options import key_file_of_environment
 from server.terminal.console import columns
@@ -51,9 +52,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for name in ("max_running", "max_queued", "requests_per_minute", "tokens_per_minute", "priority"):
         add.add_argument(flag_of(name), type=int, metavar="N")
     add.add_argument("--weight", type=float, metavar="X", help="Its part of the server; others have 1.")
-    add.add_argument(
-        "--tasks", nargs="+", choices=key_file.RIGHTS, metavar="TASK", help=", ".join(key_file.RIGHTS)
-    )
+    add.add_argument("--tasks", nargs="+", choices=RIGHTS, metavar="TASK", help=", ".join(RIGHTS))
     add.add_argument(
         "--models", nargs="+", metavar="NAME", help="The models that it is for; without it, all."
     )
