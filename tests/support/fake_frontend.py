@@ -33,9 +33,7 @@ from server.errors import ApiError, NotFound
 from server.frontend.text_output import Delta, TextOutput
 from server.grammar_checks.grammar_job import AskedGrammar, check
 from server.grammars.form_grammar import AnswerGrammar
-from server.helpers.helper_process import answer
 from server.helpers.job_queue import Helpers
-from server.helpers.messages import ReceivedError, SentError
 from server.http import error_answers
 from server.http.error_answers import Status
 from server.media.kept_items import Item as MediaItem
@@ -362,15 +360,7 @@ class FakeGrammars:
     async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
         self._checked.append(asked)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=AskedGrammar)
-        return received(answer(lambda *_: check(sent, {}), b"", b""), AnswerGrammar)
-
-
-def received(data: bytes, kind: Any) -> Any:
-    """An answer as a queue of orders returns it, or raises the error in its place."""
-    found = msgspec.msgpack.decode(data, type=kind | SentError)
-    if isinstance(found, SentError):
-        raise ReceivedError(found)
-    return found
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=AnswerGrammar)
 
 
 class FakeLongBodies:
@@ -386,8 +376,8 @@ class FakeLongBodies:
         self._asked.append(reading.name)
         facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
         reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options, media)
-        found = answer(lambda _, raw: read_body(BY_NAME[reading.name], raw, reader), b"", raw)
-        return opened(reading, received(found, Answer))
+        sent = msgspec.msgpack.encode(read_body(BY_NAME[reading.name], raw, reader))
+        return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
 
 
 def vectors(numbers: object) -> Vectors:
