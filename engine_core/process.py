@@ -13,33 +13,29 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from functools import partial
 from itertools import count
 from math import ceil
-from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine_core import protocol
-from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
+from engine_core.order_handler import OrderHandler
 from engine_core.ranks.ranks_executor import make_executor
-from engine_core.reason_codes import SENTENCES
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.scheduling.step_watch import StepWatch
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
-from worker.calls.messages import WorkerReturn
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
-from worker.host.machine import forget_files, process_age
+from worker.host.machine import process_age
 from worker.host.progress_page import ProgressWriter
 
 _SMALLEST_PROGRESS = 0.01
-_WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
 _LAST_SECONDS = 1.0
 """The time for other engines that share experts to end, after that for which requests may run on."""
 _READ_SECONDS = 0.01
@@ -117,8 +113,9 @@ class EngineLoop:
         self._leaves_with_first = leaves_with_first
         self._drain_until: float | None = None
         self._terminated = False
-        self._sleep_orders: deque[protocol.Sleep] = deque()
-        """Orders to sleep or to wake that have not been obeyed yet."""
+        self._handler = OrderHandler(
+            engine, lambda client, answer: ends[client].send(answer), partial(_send_all, ends), self._drain
+        )
         self._stats_filter = StatsFilter()
         self._signalled, self._wake = socket.socketpair()
         self._poller = self._make_poller()
@@ -144,50 +141,17 @@ class EngineLoop:
             if outputs := self._engine.take_outputs():
                 self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
             self._write(self._engine.step(wait=False))
-            for client, returned in self._engine.calls.take():
-                self._ends[client].send(returned)
-            if (adapters := self._engine.adapters) is not None:
-                for state in adapters.take_states():
-                    _send_all(self._ends, state)
-            while self._sleep_orders and not self._engine.busy:
-                self._obey(self._sleep_orders.popleft())
+            self._handler.tell()
+            if self._handler.obey():
+                if not self._engine.asleep:
+                    gc.freeze()
+                self._poller = self._make_poller()  # what runs steps is another one now
 
     @property
     def _is_overdue(self) -> bool:
         """Whether others that share experts have had their time to end, too, and go on."""
         until = self._drain_until
         return self._engine.shares_experts and until is not None and time.monotonic() > until + _LAST_SECONDS
-
-    def _obey(self, order: protocol.Sleep) -> None:
-        """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,
-        and sleeps on."""
-        problem = self._change(order) if bool(order.level) != self._engine.asleep else ""
-        if self._engine.asleep:
-            _send_all(self._ends, protocol.Progress("asleep", 1.0, self._engine.ready.folder, problem))
-        else:
-            _send_all(self._ends, self._engine.ready)
-
-    def _change(self, order: protocol.Sleep) -> str:
-        """Sleep or wake; returns why it cannot, or an empty text.
-
-        Level 1 leaves the checkpoint's pages in the system's cache of files, level 2 has it drop them.
-        """
-        self._engine.progress.rest()
-        problem = ""
-        try:
-            if order.level:
-                gc.unfreeze()
-                self._engine.fall_asleep()
-                if order.level > 1:
-                    forget_files(Path(self._engine.ready.folder))
-            else:
-                self._engine.wake()
-                gc.freeze()
-        except Exception as error:
-            problem = logs.one_line(error)
-            _log.error("the engine cannot wake, and sleeps on: %s", problem)
-        self._poller = self._make_poller()  # what runs steps is another one now
-        return problem
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""
@@ -251,63 +215,16 @@ class EngineLoop:
                 self._engine.abort_all(client)
             else:
                 end.greet()
-                ready = self._engine.ready
-                end.send(protocol.Progress(phase="ready", fraction=1.0, folder=ready.folder))
-                if self._engine.adapters is not None:
-                    for state in self._engine.adapters.all_states:
-                        end.send(state)
-                end.send(ready)
-                if self._engine.asleep:
-                    end.send(protocol.Progress("asleep", 1.0, ready.folder))
+                for answer in self._handler.greeting():
+                    end.send(answer)
 
     def _handle_some(self, client: int, end: EngineEnd) -> None:
         """Handle a server's messages, of which a crowd's wait in the socket while steps go on."""
         until = time.monotonic() + _READ_SECONDS
         for request in end.requests.read():
-            self._handle(client, request)
+            self._handler.handle(client, request)
             if time.monotonic() >= until:
                 return
-
-    def _handle(self, client: int, request: protocol.Request) -> None:
-        match request:
-            case protocol.Add():
-                self._engine.add(client, request)
-            case protocol.AddMany(adds):
-                for add in adds:
-                    self._engine.add(client, add)
-            case protocol.Spelling():
-                self._engine.spell(request)
-            case protocol.Abort(ids):
-                self._engine.abort(client, ids)
-            case protocol.Pause(ids):
-                self._engine.pause(client, ids)
-            case protocol.Go(ids):
-                self._engine.pause(client, ids, paused=False)
-            case protocol.Ask(id):
-                self._engine.ask(client, id)
-            case protocol.Drain(seconds):
-                self._drain(seconds)
-            case protocol.ResetPrefixCache():
-                self._engine.reset_prefix_cache()
-            case protocol.Sleep(level, abort):
-                self._sleep_orders.append(request)
-                if level:
-                    self._engine.refusal = SENTENCES["asleep"], "asleep"
-                if abort:
-                    self._engine.abort_all()
-            case LoadAdapter(adapter, facts):
-                if (adapters := self._engine.adapters) is not None:
-                    adapters.load(adapter, facts)
-                else:
-                    self._ends[client].send(AdapterState(adapter, error=_WITHOUT_ADAPTERS))
-            case DropAdapter(name):
-                if (adapters := self._engine.adapters) is not None:
-                    adapters.drop(name)
-            case protocol.CallWorkers() if self._engine.asleep:
-                asleep = WorkerReturn(0, error="the model is asleep")
-                self._ends[client].send(protocol.Returned(request.id, [asleep]))
-            case protocol.CallWorkers():
-                self._engine.calls.add(client, request)
 
     def _write(self, outputs: protocol.OutputsByClient) -> None:
         """Send its outputs to each server, and statistics now and then."""

@@ -1,6 +1,6 @@
 """The API server's side of its engines: submit a request, read its stream, know which engines live.
 
-It runs in one event loop and reads the sockets from that loop's own poll: no task, lock or queue per token.
+It runs in one event loop. What its engines say comes by a `Link`: sockets, or an engine in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Unpack
 
 from msgspec.structs import replace
@@ -24,11 +23,11 @@ from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.socket_link import Link, SocketLink
 from engine_core.config import Address, Replicas
 from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import Reason
-from engine_core.wire.transport import ServerEnd, Unreachable
 from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 
@@ -44,7 +43,7 @@ class EngineClient:
 
     def __init__(
         self,
-        address: Address,
+        where: Address | Link,
         replicas: Replicas = Replicas(),
         *,
         server: int = 0,
@@ -55,6 +54,7 @@ class EngineClient:
     ) -> None:
         """Call this in the event loop that is used. This is number `server` of so many `servers`.
 
+        `where`: where engines find it, or what else carries its messages.
         `restarts`: engines are started again, and requests wait for them for `restart_wait` seconds while
         none works, by default as long as starts take. Without either one that has ended is given up at once.
         """
@@ -79,15 +79,9 @@ class EngineClient:
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
-        self._end = ServerEnd(address, replicas.tcp_address(server) if replicas.elsewhere else None)
-        self._readers = {
-            self._end.greetings.sock.FD: self._read_greetings,
-            self._end.answers.sock.FD: self._read_answers,
-            self._end.monitor.FD: self._read_monitor,
-        }
-        for descriptor, read in self._readers.items():
-            self._loop.add_reader(descriptor, self._read_or_fail, read)
-            read()  # a descriptor of ZMQ wakes only for what comes after the socket was found empty
+        tcp_address = replicas.tcp_address(server) if replicas.elsewhere else None
+        self._link = SocketLink(where, tcp_address) if isinstance(where, Address) else where
+        self._link.open(self)
 
     @property
     def ready(self) -> protocol.Ready | None:
@@ -229,7 +223,7 @@ class EngineClient:
         """The replica of that number, if it matters, once all that it has sent is read."""
         replica = self._table.replicas.get(number) if self.dead is None else None
         if replica is not None:
-            self._read_answers()
+            self._link.read()
         return replica
 
     def _lose(self, number: int, reason: str, *, explained: bool = False, for_good: bool = False) -> None:
@@ -269,51 +263,30 @@ class EngineClient:
 
     def close(self) -> None:
         self.fail("the server has stopped", "draining")
-        for descriptor in self._readers:
-            self._loop.remove_reader(descriptor)
-        self._readers.clear()
-        self._end.close()
+        self._link.close()
 
     # Messages to an engine.
 
     def _send(self, number: int, request: protocol.Request) -> None:
-        self._end.send(number, request)
-        self._read_greetings()  # sending may clear the socket's one notice that something can be read
+        self._link.send(number, request)
 
-    # Messages from an engine.
+    # What a link tells.
 
-    def _read_or_fail(self, read: Callable[[], None]) -> None:
-        """Read what has come. An answer that cannot be handled leaves a request that waits for ever."""
-        try:
-            read()
-        except Exception:
-            _log.exception("an answer of an engine could not be handled")
-            self.broke = True
-            self.fail("the server could not handle an answer of an engine")
+    def misheard(self) -> None:
+        self.broke = True
+        self.fail("the server could not handle an answer of an engine")
 
-    def _read_greetings(self) -> None:
+    def welcome(self) -> protocol.Welcome:
         layout = self._table.layout
-        for frame, greeting in self._end.greetings.read_with_frames():
-            if isinstance(greeting, protocol.Hello):
-                self._reachable(greeting)
-                continue
-            with suppress(Unreachable):  # the machine that wants to join has gone again
-                self._end.welcome(
-                    frame.bytes, protocol.Welcome(protocol.PROTOCOL, self._servers, layout.size, layout.here)
-                )
+        return protocol.Welcome(protocol.PROTOCOL, self._servers, layout.size, layout.here)
 
-    def _read_answers(self) -> None:
-        for number, answer in self._end.read_answers():
-            if isinstance(answer, protocol.Hello):
-                self._connected(answer)
-            elif (replica := self._table.replicas.get(number)) is not None:
-                self._receive(replica, answer)
+    def heard(self, number: int, answer: protocol.Answer) -> None:
+        if (replica := self._table.replicas.get(number)) is not None:
+            self._receive(replica, answer)
 
-    def _read_monitor(self) -> None:
-        self._read_answers()  # its last answers came before its end
-        for number in self._end.disconnected():
-            if (replica := self._table.replicas.get(number)) is not None:
-                self._lose(number, replica.how_it_ended())
+    def disconnected(self, number: int) -> None:
+        if (replica := self._table.replicas.get(number)) is not None:
+            self._lose(number, replica.how_it_ended())
 
     def _find(self, hello: protocol.Hello) -> Replica | None:
         """The replica that says hello, or None if it is of another version or has too high a number."""
@@ -324,14 +297,12 @@ class EngineClient:
             return None
         return replica
 
-    def _reachable(self, hello: protocol.Hello) -> None:
-        """Note that requests can be sent to an engine from now on."""
+    def reachable(self, hello: protocol.Hello) -> None:
         if (replica := self._find(hello)) is not None:
             replica.reachable = True
             self._refresh()
 
-    def _connected(self, hello: protocol.Hello) -> None:
-        """Note that answers come from an engine: a new one, one in another's place, or the same one again."""
+    def connected(self, hello: protocol.Hello) -> None:
         replica = self._find(hello)
         if replica is None:
             return
