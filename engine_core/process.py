@@ -24,10 +24,10 @@ from engine_core import protocol
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
-from engine_core.order_handler import OrderHandler
 from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.scheduling.step_watch import StepWatch
+from engine_core.service.order_handler import OrderHandler
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
@@ -142,10 +142,15 @@ class EngineLoop:
                 self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
             self._write(self._engine.step(wait=False))
             self._handler.tell()
-            if self._handler.obey():
-                if not self._engine.asleep:
-                    gc.freeze()
-                self._poller = self._make_poller()  # what runs steps is another one now
+            if self._handler.has_orders and not self._engine.busy:
+                self._obey()
+
+    def _obey(self) -> None:
+        """Sleep and wake as was ordered."""
+        self._handler.obey()
+        if not self._engine.asleep:
+            gc.freeze()
+        self._poller = self._make_poller()  # what runs steps is another one now
 
     @property
     def _is_overdue(self) -> bool:

@@ -62,6 +62,8 @@ class EngineClient:
         """The reason why no replica is left, if all are given up."""
         self.broke = False
         """Whether the reason is an error in this client, which another one in its place may not meet."""
+        self.gathers = False
+        """Whether answers that nobody reads as they come are read at their first token and at their end."""
         self.explained = False
         """Whether the engine whose end is `dead` has printed the reason itself."""
         self.folder = ""
@@ -132,7 +134,8 @@ class EngineClient:
         sent, requests = self._now(), list[InFlight]()
         for tokens, params in prompts:
             add = protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
-            requests.append(InFlight(add, Stream(add.id, self._loop), replica))
+            gathers = self.gathers and not add.streams and not add.times_each
+            requests.append(InFlight(add, Stream(add.id, self._loop, gathers=gathers), replica))
         self._dispatcher.dispatch(requests)
         return [one.stream for one in requests]
 

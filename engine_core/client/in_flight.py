@@ -43,6 +43,9 @@ from worker.worker_facts import WorkerFacts
 _LEAST = 1e-3
 """The seconds that a request is told to have that has none: 0 would be any number of them."""
 
+GATHERED = 8
+"""The answers of which a reader is told at a time that does not want them as they come."""
+
 Answers = TypeVar("Answers", Tokens, Pooled)
 
 
@@ -72,9 +75,14 @@ class AddOptions(TypedDict, total=False):
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
     """The answers to one request, the last of which is terminal. It has one reader."""
 
-    __slots__ = ("_loop", "_notice", "_outputs", "_over", "_waiter", "id", "pools")
+    __slots__ = ("_begun", "_gathers", "_loop", "_notice", "_outputs", "_over", "_waiter", "id", "pools")
 
-    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
+    def __init__(
+        self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False, gathers: bool = False
+    ) -> None:
+        """`gathers`: its reader is woken for the first answer, for the last one, and between them for several
+        at a time."""
+        self._begun, self._gathers = False, gathers
         self.id = id
         self.pools = pools
         self._loop = loop
@@ -85,7 +93,8 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
 
     def put(self, output: Answers | Failed) -> None:
         self._outputs.append(output)
-        self._wake()
+        if not self._gathers or not self._begun or len(self._outputs) >= GATHERED or is_terminal(output):
+            self._wake()
 
     def notify(self, notice: Admitted) -> None:
         """Let the reader know that the request waits. It reads an answer with `expected` and no tokens."""
@@ -107,6 +116,7 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
             finally:
                 self._waiter = None
         outputs, self._outputs = self._outputs, []
+        self._begun = self._begun or bool(outputs)
         notice, self._notice = self._notice, None
         if not outputs and notice is not None:
             return cast("Answers", Tokens(id=self.id, tokens=[], expected=notice.expected))

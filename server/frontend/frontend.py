@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
@@ -95,8 +95,11 @@ class Frontend:
         self.orders, self.call_workers, self.client = client.orders, client.call_workers, client
         metrics.watch(lambda: client.replicas, config.engine.worker.lora.most_in_step)
 
-    async def start(self) -> None:
-        """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""
+    async def start(self, *, reads_bodies: bool = True) -> None:
+        """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead.
+
+        `reads_bodies`: whether requests come as bodies, which may be long.
+        """
         if self.config.replicas.here:
             await self._client.folder_known.wait()
             self._raise_if_dead()
@@ -104,7 +107,7 @@ class Frontend:
         else:
             self.folder = await asyncio.to_thread(find_folder, self.config)
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
-        if self.config.engine.worker.kv_cache_dir is not None:  # long prompts are what that is for
+        if reads_bodies and self.config.engine.worker.kv_cache_dir is not None:  # which is for long prompts
             self.long_bodies.start()
         self._tokenizer = await load_tokenizer(self._source, self.config)
         await self._client.ready_or_dead.wait()
@@ -243,13 +246,14 @@ class Frontend:
         replica: int | None = None,
         admission: Admission | None = None,
         media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
+        tell: Callable[[], None] = lambda: None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Returns the result of each item, in order. The first failure ends the others and is raised.
 
         The time for which an item waited here, because many were before it, counts as queued. `admission`
         has `places_for` the texts; without it they are found here. `media_items` has their media by
-        their hashes.
+        their hashes. `tell` is called for each answer.
         """
         self.require_ready()
         own = admission or admit_own(self.admissions, self.places_for(len(items)), request_id)
@@ -258,7 +262,7 @@ class Frontend:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = own.begin_work(sum([item.length for item in items]))
         try:
-            return await self._pool_all(own, replica, media_items, items, options)
+            return await self._pool_all(own, replica, media_items, items, tell, options)
         finally:
             work.end()
             if admission is None:
@@ -270,6 +274,7 @@ class Frontend:
         replica: int | None,
         media: Mapping[bytes, MediaItem],
         items: Sequence[Item],
+        tell: Callable[[], None],
         options: AddOptions,
     ) -> list[Pooled]:
         answers: list[Pooled] = []
@@ -291,6 +296,7 @@ class Frontend:
                 answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)
+                tell()
         finally:
             left = [stream.id for stream, _ in waiting]
             self._client.abort(left)

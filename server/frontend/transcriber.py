@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -14,7 +15,8 @@ from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Failed
 from server.access.admission import Admission, Admissions
-from server.errors import from_engine
+from server.api.audio.form import AudioForm, language_code
+from server.errors import BadRequest, from_engine
 from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
 from server.helpers.job_queue import Helpers
 from server.media.audio.recordings import RECORDINGS, Recording, Recordings, TemporaryPath
@@ -22,10 +24,12 @@ from server.media.preparing import processes_for
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
+from server.requests.sampling import SamplingParams
 from server.speech.asked import Asked, Counts
 from server.speech.engine import Draw, Drawn, Piece
 from server.speech.job import MOST_AT_ONCE, Job
-from server.speech.vocabulary import SpeechTokens, read_tokens
+from server.speech.quality import Thresholds
+from server.speech.vocabulary import TRANSLATE, SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
@@ -50,6 +54,53 @@ class Transcriber:
         self.most_bytes = options.max_audio_mb << 20
         """The most bytes of a recording."""
         self._client, self._metrics, self._admissions = client, metrics, admissions
+
+    def read(self, form: AudioForm, task: str, facts: Facts, tokenizer: Tokenizer) -> Asked:
+        """What a form asks of a transcription. Raises BadRequest for what the model cannot do."""
+        known = self.known
+        words = "word" in form.timestamp_granularities
+        if words and not facts.tells_words:
+            raise BadRequest(
+                "timestamp_granularities: this model tells no times of words, but of segments.",
+                "timestamp_granularities",
+            )
+        language = language_code(form.language, known, translates=task == TRANSLATE)
+        params = SamplingParams(
+            temperature=form.temperature or 1.0,
+            top_p=form.top_p,
+            top_k=form.top_k,
+            min_p=form.min_p,
+            seed=form.seed,
+            frequency_penalty=form.frequency_penalty,
+            presence_penalty=form.presence_penalty,
+            repetition_penalty=form.repetition_penalty,
+            max_tokens=form.max_completion_tokens,
+        )
+        [checked] = params.resolve(facts, tokenizer, 1)
+        prompt = tokenizer.encode(f" {form.prompt.strip()}", False) if form.prompt.strip() else []
+        draw = Draw(
+            top_p=checked.top_p,
+            top_k=checked.top_k,
+            min_p=checked.min_p,
+            seed=secrets.randbits(62) if form.seed is None else checked.seed % (1 << 62),
+            presence_penalty=checked.presence_penalty,
+            frequency_penalty=checked.frequency_penalty,
+            repetition_penalty=checked.repetition_penalty,
+            max_tokens=form.max_completion_tokens or 0,
+        )
+        return Asked(
+            task=task,
+            language=language,
+            prompt=tuple(prompt[-known.most_previous :]),
+            temperatures=form.temperatures,
+            draw=draw,
+            thresholds=Thresholds(
+                form.compression_ratio_threshold, form.logprob_threshold, form.no_speech_threshold
+            ),
+            conditions=form.condition_on_prev_tokens,
+            words=words,
+            silence=form.silence,
+        )
 
     def opened(
         self, upload: TemporaryPath, digest: bytes, owner: str

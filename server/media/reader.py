@@ -29,6 +29,9 @@ from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
 from worker.worker_facts import WorkerFacts
 
+_WAITING = 8
+"""How many requests of the most bytes may wait until their media are prepared."""
+
 
 def open_reader(
     config: ServerConfig,
@@ -98,7 +101,12 @@ class MediaReader:
         limits = PreparingLimits(
             embeddings=most_embeddings, frames=frames, width=width, sound_seconds=options.max_audio_seconds
         )
-        job = replace(MEDIA, seconds=seconds, processes=processes_for(options))
+        job = replace(
+            MEDIA,
+            seconds=seconds,
+            processes=processes_for(options),
+            waiting_bytes=max(MEDIA.waiting_bytes, _WAITING * self.most_bytes),
+        )
         self._preparer = Preparer(helpers, files, self.kept, limits, job)
         domains = frozenset(options.allowed_media_domains) or None
         folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None

@@ -11,28 +11,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_core.client.in_flight import AddOptions
 from engine_core.engine_processes import EngineProcesses, start_engines
-from server.errors import ApiError, BadRequest, Unavailable
+from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
-from server.model_facts import GENERATE, require_task
 from server.offline.engine_connection import SHUT_DOWN, Connection
-from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
-from server.offline.lora_requests import WITHOUT_LORA, LoRARequest
-from server.offline.program_media import Encoded, PreparedItems, ProgramMedia, encode_rows
-from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
-from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
+from server.offline.lora_requests import LoRARequest
+from server.offline.program_requests import adapted, encode, open_answers, open_search, pool, read_items
+from server.offline.prompt_forms import PromptLike, read_prompt
+from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.offline.stat_loggers import MakeStatLogger
 from server.options.server_options import EngineArgs, from_python
-from server.requests.beam_rounds import BeamParams
 from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import open_transformers_tokenizer
-from server.requests.pooling import Item, PoolingParams
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.pooling import PoolingParams
+from server.requests.sampling import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.start_checks import with_ray
-from server.text.tokenizer import LONG_TEXT, unpack
 
 SECONDS_TO_END = 3.0
 """An engine process that has not ended by itself after this time is killed."""
@@ -67,8 +62,6 @@ class AsyncLLM:
         self._stat_loggers = stat_loggers
         self._connection: Connection | None = None
         self._opened: list[Connection] = []
-        self._media: ProgramMedia | None = None
-        """What prepares pictures, once a prompt had some."""
         self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
 
     @classmethod
@@ -101,11 +94,15 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
-        options: AddOptions = {"priority": priority}
-        outputs = self._generate(
-            prompt, sampling_params, request_id, options, data_parallel_rank, prompt_text, lora_request
+        read, name = read_prompt(prompt), request_id or uuid.uuid4().hex
+        frontend = await adapted(await self._ready(), lora_request)
+        encoded = await encode(frontend, read, sampling_params)
+        if prompt_text is not None:
+            encoded = msgspec.structs.replace(encoded, text=prompt_text)
+        answers = await open_answers(
+            frontend, encoded, sampling_params, name, replica=data_parallel_rank, priority=priority
         )
-        async with aclosing(outputs):
+        async with aclosing(answers.outputs()) as outputs:
             async for output in outputs:
                 yield output
 
@@ -117,56 +114,12 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields one output with the likeliest answers to a prompt, the best one first."""
-        asked = msgspec.structs.replace(
-            params.sampling(), n=params.beam_width, output_kind=RequestOutputKind.FINAL_ONLY
-        )
-        outputs = self._generate(
-            prompt, asked, request_id, {}, lora_request=lora_request, beams=params.beams()
-        )
-        async with aclosing(outputs):
+        frontend = await adapted(await self._ready(), lora_request)
+        encoded = await encode(frontend, read_prompt(prompt), params.sampling())
+        answers = await open_search(frontend, encoded, params, request_id)
+        async with aclosing(answers.outputs()) as outputs:
             async for output in outputs:
                 yield output
-
-    async def _generate(
-        self,
-        prompt: PromptLike,
-        sampling_params: SamplingParams,
-        request_id: str | None,
-        options: AddOptions,
-        replica: int | None = None,
-        prompt_text: str | None = None,
-        lora_request: LoRARequest | None = None,
-        beams: BeamParams | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        read = read_prompt(prompt)
-        frontend = await self._adapted(lora_request)
-        require_task(GENERATE, frontend.facts.tasks)
-        encoded = await self._encode(read, sampling_params, frontend)
-        name = uuid.uuid4().hex if request_id is None else request_id
-        options |= {"salt": read.salt, "media": encoded.media}
-        if (asked := sampling_params.asked_form()) is not None:
-            options["grammar"] = (await frontend.grammars.check(asked)).for_engine()
-        deltas = frontend.generate(
-            encoded.ids,
-            sampling_params,
-            interval=tokens_per_output(sampling_params, self.config.stream_interval),
-            request_id=name,
-            replica=replica,
-            beams=beams,
-            **options,
-        )
-        if beams is not None:
-            sampling_params = msgspec.structs.replace(sampling_params, logprobs=beams.logprobs)
-        text = encoded.text if prompt_text is None else prompt_text
-        builder = OutputBuilder(name, text, encoded.shown_ids, sampling_params, frontend.tokenizer)
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if delta.is_notice:
-                    continue
-                builder.push(delta)
-                output = builder.output()
-                if output is not None:
-                    yield output
 
     async def encode(
         self,
@@ -183,26 +136,13 @@ class AsyncLLM:
         refuse_keywords("encode", others, _UNSUPPORTED)
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
-        read = read_prompt(prompt)
-        frontend = await self._adapted(lora_request)
-        is_long = read.text is not None and len(read.text) >= LONG_TEXT
-        if is_long or read.pictures:
-            item, media = await asyncio.to_thread(self._read_item, read, pooling_params, frontend)
-        else:
-            item, media = self._read_item(read, pooling_params, frontend)
-        name = uuid.uuid4().hex if request_id is None else request_id
-        metrics = RequestMetrics()
-        [answer] = await frontend.pool(
-            [item],
-            priority=priority,
-            salt=read.salt,
-            request_id=name,
-            replica=data_parallel_rank,
-            media_items=media,
+        read, name = read_prompt(prompt), request_id or uuid.uuid4().hex
+        frontend = await adapted(await self._ready(), lora_request)
+        items, media = await read_items(frontend, [read], [pooling_params])
+        [output] = await pool(
+            frontend, items, media, [name], replica=data_parallel_rank, priority=priority, salt=read.salt
         )
-        pooled = PoolingOutput.of(answer.vectors)
-        metrics.add_pooled(answer)
-        yield PoolingRequestOutput(name, pooled, unpack(item.tokens), answer.cached, metrics=metrics)
+        yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
@@ -216,23 +156,19 @@ class AsyncLLM:
         return await asyncio.to_thread(open_transformers_tokenizer, self.config, frontend.folder)
 
     async def reset_prefix_cache(self) -> bool:
-        await self._ready()
-        if self._connection is not None:
-            self._connection.client.orders.reset_prefix_cache()
+        (await self._ready()).orders.reset_prefix_cache()
         return True
 
     async def sleep(self, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> None:
         """Gives the memory of weights and cache back, on all replicas, until wake_up(); it needs
         enable_sleep_mode=True. Requests that run are ended, or waited for."""
-        await self._ready()
-        level = sleep_level(level, self.config.engine)
-        if self._connection is not None:
-            await self._connection.client.orders.sleep(level, abort=mode == "abort")
+        orders = (await self._ready()).orders
+        await orders.sleep(sleep_level(level, self.config.engine), abort=mode == "abort")
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Loads the weights again from the checkpoint's files; raises Unavailable if they cannot be."""
         check_tags(tags)
-        if self._connection is not None and (problem := await self._connection.client.orders.wake()):
+        if problem := await (await self._ready()).orders.wake():
             raise Unavailable(problem)
 
     async def is_sleeping(self) -> bool:
@@ -298,51 +234,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.shutdown)  # other tasks of the program go on meanwhile
-
-    async def _encode(self, prompt: Prompt, params: SamplingParams, frontend: Frontend) -> Encoded:
-        facts = frontend.facts
-        if prompt.rows is not None:
-            return await asyncio.to_thread(encode_rows, prompt.rows, params, facts)
-        if prompt.pictures:
-            media = self._media_of(frontend)
-            return await asyncio.to_thread(media.encode, prompt.text or "", prompt.pictures, params)
-        if prompt.ids is not None:
-            ids = params.cut_prompt(prompt.ids, facts)
-            facts.check_token_ids(ids, "prompt")
-            return Encoded(prompt.text, ids)
-        text, tokenizer = prompt.text or "", frontend.tokenizer
-        if params.truncate_prompt_tokens is None:
-            tokenizer.check_text_length(text, facts)
-        return Encoded(text, params.cut_prompt(await tokenizer.encode_async(text), facts))
-
-    def _read_item(
-        self, prompt: Prompt, params: PoolingParams, frontend: Frontend
-    ) -> tuple[Item, PreparedItems]:
-        """The prompt as it is pooled, and its media."""
-        if prompt.pictures:
-            reader, pooling = reader_for(params, frontend.facts, frontend.tokenizer)
-            text, media = prompt.text or "", self._media_of(frontend)
-            return media.read_item(text, prompt.pictures, reader, pooling, 0)
-        [item] = read_items([prompt], [params], frontend.facts, frontend.tokenizer)
-        return item, NO_ITEMS
-
-    def _media_of(self, frontend: Frontend) -> ProgramMedia:
-        """What prepares pictures. Raises BadRequest if the model takes none."""
-        if self._media is None:
-            self._media = ProgramMedia(frontend.folder, frontend.facts, frontend.tokenizer, self.config)
-        return self._media
-
-    async def _adapted(self, asked: LoRARequest | None) -> Frontend:
-        """The frontend for a request, whose adapter is loaded if it names one."""
-        frontend = await self._ready()
-        if asked is None:
-            return frontend
-        if not isinstance(asked, LoRARequest):
-            raise TypeError(f"lora_request is a LoRARequest, not {type(asked).__name__}")
-        served = frontend.adapters
-        if served is None:
-            raise BadRequest(WITHOUT_LORA.format(asked.name), "lora_request")
-        return served.adapted(await served.use(asked.name, asked.path))
 
     async def _ready(self) -> Frontend:
         if not self._stop.alive:

@@ -1,11 +1,11 @@
-"""The connection of an `AsyncLLM` to its engines, which belongs to one event loop."""
+"""The connection of an `AsyncLLM` to its engines, in one event loop, and the frontends of programs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcesses
@@ -15,14 +15,44 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.offline.stat_loggers import MakeStatLogger, StatLoggers
+from server.options.media_options import MEDIA_KINDS, MediaOptions
 from server.options.server_config import ServerConfig
 from server.run.progress_bar import ProgressDisplay
 from worker import logs
 
 UNLIMITED = 1 << 62
 """The default bound on waiting requests: a program needs no protection from its own requests."""
+_MANY_ITEMS, _MANY_MB, _LONG_SECONDS = 1 << 20, 1 << 20, 3600.0
 
 SHUT_DOWN = "The engine has been shut down."
+
+
+def open_frontend(config: ServerConfig, client: EngineClient) -> Frontend:
+    """The frontend of a program, whose requests are the operator's own."""
+    frontend = Frontend(_for_programs(config), client, Metrics(config.model_names[0]))
+    if config.engine.worker.lora.enable_lora:
+        frontend.adapters = ServedAdapters(frontend)
+    return frontend
+
+
+def end_frontend(frontend: Frontend, reason: str) -> None:
+    """Ends all requests, and the processes that a frontend has started, also where its loop runs no more."""
+    frontend.helpers.close()
+    frontend.client.fail(reason)
+    frontend.client.close()
+
+
+def _for_programs(config: ServerConfig) -> ServerConfig:
+    """The configuration with trust in requests, and without those bounds that were not asked for."""
+    names = ("max_num_queued_reqs", "max_num_queued_tokens")
+    unbound = {name: UNLIMITED for name in names if getattr(config.engine, name) is None}
+    usual, given = MediaOptions(), config.media
+    limits = {**dict.fromkeys(MEDIA_KINDS, _MANY_ITEMS), **given.limit_mm_per_prompt}
+    changes = {"max_media_mb": _MANY_MB, "media_seconds": _LONG_SECONDS}
+    changed = {name: value for name, value in changes.items() if getattr(given, name) == getattr(usual, name)}
+    media = replace(given, limit_mm_per_prompt=limits, trust_request_mm_kwargs=True, **changed)
+    engine = replace(config.engine, **unbound)
+    return replace(config, engine=engine, media=media, trust_request_chat_template=True)
 
 
 class Connection:
@@ -41,13 +71,14 @@ class Connection:
             on_progress=lambda now: self._display.show(now.phase, now.fraction, now.detail),
         )
         self._engines = engines
-        self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
-        if config.engine.worker.lora.enable_lora:
-            self.frontend.adapters = ServedAdapters(self.frontend)
-        self._watch = self._loop.create_task(keep_engines(engines, self.client))
-        self._start = self._loop.create_task(self._prepare())
+        self.frontend = open_frontend(config, self.client)
         loggers = StatLoggers(stat_loggers, config, self.client, self.frontend.metrics)
-        self._logging = self._loop.create_task(loggers.follow())
+        self._start = self._loop.create_task(self._prepare())
+        self._tasks = [
+            self._start,
+            self._loop.create_task(keep_engines(engines, self.client)),
+            self._loop.create_task(loggers.follow()),
+        ]
 
     async def ready(self) -> Frontend:
         if asyncio.get_running_loop() is not self._loop:
@@ -69,16 +100,13 @@ class Connection:
 
     def _close(self) -> None:
         if not self._loop.is_closed():
-            self._watch.cancel()
-            self._logging.cancel()
-            self._start.cancel()
-        self.frontend.helpers.close()
-        self.client.fail(SHUT_DOWN)
-        self.client.close()
+            for task in self._tasks:
+                task.cancel()
+        end_frontend(self.frontend, SHUT_DOWN)
 
     async def _prepare(self) -> None:
         try:
-            await self.frontend.start()
+            await self.frontend.start(reads_bodies=False)
             self._engines.worked = True
         except (ValueError, OSError) as error:
             self.client.fail(logs.one_line(error))
@@ -91,10 +119,3 @@ def _is_cancelled() -> bool:
     """Whether somebody has cancelled the task that runs now."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _without_bound(config: ServerConfig) -> ServerConfig:
-    names = ("max_num_queued_reqs", "max_num_queued_tokens")
-    unbound = {name: UNLIMITED for name in names if getattr(config.engine, name) is None}
-    engine = msgspec.structs.replace(config.engine, **unbound)
-    return msgspec.structs.replace(config, engine=engine)

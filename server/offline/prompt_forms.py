@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, TypeVar
 
-import msgspec
+from pydantic import BaseModel, ValidationError
 
-from server.errors import BadRequest
-from server.model_facts import Facts
+from server.api.fields import invalid_body
+from server.api.messages import Message as ReadMessage
+from server.media.inline import InlineFiles
 from server.offline.lora_requests import Adapters
-from server.offline.program_media import ComparedSide, listed, read_pictures, take_pictures
-from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
-from server.text.tokenizer import Tokenizer
-from worker.protocol import Pooling
+from server.offline.media_forms import Given, listed, read_media, with_files
+from server.requests.pooling import PoolingParams, Source
+from server.requests.scoring import Side
 
 
 class TextPrompt(TypedDict, total=False):
@@ -30,6 +30,8 @@ class PicturesPrompt(TypedDict, total=False):
     """{"image": ...} with a picture or a list of them: of Pillow, paths of files, their bytes, or with
     enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}. Videos
     are "video", and sounds "audio": samples at 16 kHz, (samples, rate), paths or bytes."""
+    mm_processor_kwargs: dict[str, Any]
+    """Settings of the model's processor of media."""
     cache_salt: str
 
 
@@ -56,16 +58,17 @@ Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
 Params = TypeVar("Params")
+B = TypeVar("B", bound=BaseModel)
 
 _FORMS = (
     "a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, each of them "
     "alone or in a list"
 )
-_KNOWN = ("prompt", "prompt_token_ids", "multi_modal_data", "prompt_embeds", "cache_salt")
-_UNSUPPORTED = (
-    *("multi_modal_uuids", "mm_processor_kwargs"),
-    *("encoder_prompt", "decoder_prompt", "token_type_ids"),
-)
+_KNOWN = {
+    *("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds"),
+    "cache_salt",
+}
+_UNSUPPORTED = ("multi_modal_uuids", "encoder_prompt", "decoder_prompt", "token_type_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,24 @@ class Prompt:
     ids: list[int] | None = None
     salt: str = ""
     """Cached prefixes are shared only among prompts of the same salt."""
-    pictures: Sequence[object] = ()
-    """Pictures, each of which has a place in the text."""
+    media: Sequence[Given] = ()
+    """Items, each of which has a place in the text."""
+    settings: Mapping[str, Any] | None = None
+    """Settings of the processor for these."""
     rows: Any = None
     """Embeddings in place of a text and of ids."""
 
     @property
     def source(self) -> Source:
         return self.ids if self.ids is not None else self.text or ""
+
+
+def validated(kind: type[B], given: Mapping[str, Any]) -> B:
+    """A body, or a part of one, with these fields. Raises BadRequest."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
 
 
 def read_prompt(given: object) -> Prompt:
@@ -109,53 +122,43 @@ def read_prompts(given: object) -> list[Prompt]:
     return [read_prompt(one) for one in given]
 
 
-def read_sides(given: object) -> list[ComparedSide]:
+def read_sides(given: object, files: InlineFiles) -> list[Side]:
     """Reads what is compared: a text, a content with pictures, or a sequence of these; raises TypeError."""
     ones = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
     if any(isinstance(one, Mapping) and "content" in one for one in ones):
-        return [_side(one) for one in ones]
+        return [_side(one, files) for one in ones]
     prompts = read_prompts(given)
-    if any(prompt.ids is not None or prompt.pictures for prompt in prompts):
+    if any(prompt.ids is not None or prompt.media for prompt in prompts):
         raise TypeError(
             "texts and contents are compared: give a text, {'prompt': text}, {'content': [...]} with parts "
             "that are text and pictures, or a list of these"
         )
-    return [ComparedSide(prompt.text or "") for prompt in prompts]
+    return [prompt.text or "" for prompt in prompts]
 
 
-def _side(given: Any) -> ComparedSide:
+def _side(given: Any, files: InlineFiles) -> Side:
     if not isinstance(given, Mapping) or "content" not in given:
-        [side] = read_sides(given)
+        [side] = read_sides(given, files)
         return side
-    message, pictures = take_pictures(given)
-    content = message["content"]
-    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts: list[Any] = [None]
-    if isinstance(content, str | list):
-        texts = [part.get("text") for part in parts if part["type"] == "text"]
-    if set(message) != {"content"} or not all(isinstance(text, str) for text in texts):
+    if set(given) != {"content"} or not isinstance(given["content"], str | list):
         raise TypeError(
             f"what is compared is {{'content': [...]}} with text and pictures; got {_shown(given)}"
         )
-    return ComparedSide("\n".join(texts), parts if pictures else [], pictures)
+    message = validated(ReadMessage, {"role": "user", **with_files(given, files)})
+    content = message.content or ""
+    has_media = not isinstance(content, str) and any(part["type"] != "text" for part in content)
+    return content if has_media else message.text()
 
 
-def encode_prompts(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, add_special_tokens: bool = True
-) -> list[list[int]]:
-    """Returns the token ids of each prompt; texts are encoded together, on all cores."""
-    texts = [one.text or "" for one in prompts if one.ids is None]
-    encoded = iter(tokenizer.encode_many(texts, add_special_tokens))
-    return [next(encoded) if one.ids is None else one.ids for one in prompts]
-
-
-def read_conversations(given: object) -> list[tuple[list[dict[str, Any]], list[object]]]:
-    """Reads one conversation, which is a list of messages, or a sequence of conversations; each with its
-    pictures."""
+def read_conversations(given: object) -> list[Sequence[Message]]:
+    """Reads one conversation, which is a list of messages, or a sequence of conversations."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
     conversations = [given] if given and isinstance(given[0], Mapping) else given
-    return [_messages(one) for one in conversations]
+    for one in conversations:
+        if not isinstance(one, Sequence) or not all(isinstance(message, Mapping) for message in one):
+            raise TypeError(f"a conversation is a list of messages; got {_shown(one)}")
+    return list(conversations)
 
 
 def for_each(given: Params | Sequence[Params] | None, default: Params, count: int) -> list[Params]:
@@ -174,37 +177,34 @@ def for_each(given: Params | Sequence[Params] | None, default: Params, count: in
     return list(given)
 
 
+def priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is not None and len(given) != count:
+        raise ValueError(f"{len(given)} priorities for {count} prompts; give one for each")
+    return given or [0] * count
+
+
 def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
+    salt = given.get("cache_salt") or ""
     if (rows := given.get("prompt_embeds")) is not None:
         if set(given) - {"prompt_embeds", "cache_salt"}:
             raise TypeError("a prompt with prompt_embeds has no text, no token ids and no pictures")
-        return Prompt(salt=given.get("cache_salt") or "", rows=rows)
+        return Prompt(salt=salt, rows=rows)
     for name, value in given.items():
         if name in _UNSUPPORTED and value:
             raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
-        if name not in (
-            "prompt",
-            "prompt_token_ids",
-            "multi_modal_data",
-            "cache_salt",
-            "prompt_embeds",
-            *_UNSUPPORTED,
-        ):
+        if name not in _KNOWN and name not in _UNSUPPORTED:
             raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
     text, asked = given.get("prompt"), given.get("prompt_token_ids")
     ids = _ids(asked)
     if (text is None and ids is None) or (ids is None and asked is not None):
         raise TypeError(f"{_FORMS}; got {_shown(given)}")
-    if text is not None and not isinstance(text, str):
-        raise TypeError(f"a prompt's text is a string; got {_shown(text)}")
-    salt = given.get("cache_salt") or ""
-    if not isinstance(salt, str):
-        raise TypeError(f"a prompt's cache_salt is a string; got {_shown(salt)}")
-    media = given.get("multi_modal_data")
-    pictures = read_pictures(media) if media else ()
-    if pictures and ids is not None:
+    for name, value in (("text", text or ""), ("cache_salt", salt)):
+        if not isinstance(value, str):
+            raise TypeError(f"a prompt's {name} is a string; got {_shown(value)}")
+    media = read_media(given["multi_modal_data"]) if given.get("multi_modal_data") else ()
+    if media and ids is not None:
         raise TypeError("a prompt with pictures is a text, in which each has its place, not token ids")
-    return Prompt(text, ids, salt, pictures)
+    return Prompt(text, ids, salt, media, given.get("mm_processor_kwargs"))
 
 
 def _ids(given: object) -> list[int] | None:
@@ -215,13 +215,6 @@ def _ids(given: object) -> list[int] | None:
     if not all(isinstance(id, Integral) and not isinstance(id, bool) for id in given):
         return None
     return [int(id) for id in given]
-
-
-def _messages(given: object) -> tuple[list[dict[str, Any]], list[object]]:
-    if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
-        raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
-    taken = [take_pictures(message) for message in given]
-    return [message for message, _ in taken], [picture for _, own in taken for picture in own]
 
 
 def _shown(value: object) -> str:
@@ -253,51 +246,3 @@ class TextOptions(ReadOptions, total=False):
 
 class PoolingOptions(TextOptions, total=False):
     pooling_params: PoolingParams | Sequence[PoolingParams] | None
-
-
-def read_items(
-    prompts: Sequence[Prompt],
-    params: Sequence[PoolingParams],
-    facts: Facts,
-    tokenizer: Tokenizer,
-    task: str | None = None,
-    options: ReadOptions | None = None,
-) -> list[Item]:
-    """Encodes texts for the engine, together if their parameters are equal. Raises BadRequest.
-
-    `task` wins over the task of the parameters.
-    """
-
-    def read(some: Sequence[Prompt], one: PoolingParams, first: int = 0) -> list[Item]:
-        """`first` is the index of the first of these prompts in the call."""
-        if any(prompt.rows is not None for prompt in some):
-            raise BadRequest(
-                "prompt_embeds are answered, not pooled: give a text or its token ids.", "prompts"
-            )
-        reader, resolved = reader_for(one, facts, tokenizer, task, options)
-        return reader.read([prompt.source for prompt in some], resolved, first)
-
-    if all(one is params[0] or one == params[0] for one in params):
-        return read(prompts, params[0]) if params else []
-    return [
-        item
-        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
-        for item in read([prompt], one, index)
-    ]
-
-
-def reader_for(
-    params: PoolingParams,
-    facts: Facts,
-    tokenizer: Tokenizer,
-    task: str | None = None,
-    options: ReadOptions | None = None,
-) -> tuple[TextReader, Pooling]:
-    """What reads texts with these parameters, and how they are pooled. Raises BadRequest."""
-    asked = options or ReadOptions()
-    resolved = msgspec.structs.replace(params, task=task or params.task).resolve(facts)
-    keep = asked.get("truncate_prompt_tokens")
-    keep = params.truncate_prompt_tokens if keep is None else keep
-    truncation = Truncation.from_request(keep, asked.get("truncation_side"), facts)
-    instruction = find_prompt(asked.get("prompt_name"), facts, resolved.task)
-    return TextReader(facts, tokenizer, truncation, instruction), resolved

@@ -1,42 +1,41 @@
-"""Transcriptions of an engine in one's own process, whose steps run while they wait for tokens."""
+"""`LLM.transcribe`: recordings of a program, read by what reads those of HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from io import BytesIO
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
-from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Output, Pooled, Source, Tokens
-from server.api.audio.form import language_code
-from server.errors import BadRequest, from_engine
-from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
-from server.media.audio.decoding import decode_audio
-from server.media.audio.recordings import Recording, TemporaryPath, write_features
-from server.model_facts import Facts
-from server.speech.asked import LADDER, Asked, Segment
-from server.speech.engine import Draw, Drawn, Piece
-from server.speech.job import Job
-from server.speech.vocabulary import TRANSCRIBE, TRANSLATE, SpeechTokens, read_tokens
-from server.text.tokenizer import Tokenizer
-from worker.protocol import Pooling, Sampling
-
-_CLIENT = 0
-_FIRST_ID = 1 << 40
-"""Ids of sequences from here on are not those of other requests."""
+from engine_core.client.in_flight import AddOptions
+from server.api.audio.form import AudioForm, code_of
+from server.errors import BadRequest
+from server.frontend.frontend import Frontend
+from server.frontend.text_output import admit_own
+from server.frontend.transcriber import Transcriber
+from server.media.audio.recordings import TemporaryPath
+from server.model_facts import TRANSCRIPTION, require_task
+from server.offline.media_forms import as_sound
+from server.offline.program_requests import all_of, as_refusals, encode_chat, open_answers
+from server.offline.prompt_forms import validated
+from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.routes.audio.spoken_chats import CHATS, SpokenText
+from server.speech.asked import Segment
+from server.speech.engine import Draw
+from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 
 Sound = str | Path | np.ndarray
 """The path of a recording, or samples from -1 to 1 at 16 kHz."""
 
 
 class TranscribeOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM.transcribe`."""
+    """Keyword arguments of `LLM.transcribe`, which has those of the form of /v1/audio/transcriptions, too."""
 
     language: str | None
     """A code or an English name; it is found in each recording if it is not given."""
@@ -58,138 +57,78 @@ class TranscriptionOutput(msgspec.Struct, frozen=True):
     """None of a model that tells no times."""
 
 
-class Steps:
-    """Runs the steps of an engine for those who wait for its answers."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._answers: dict[int, asyncio.Queue[Output]] = {}
-        self._last_id = _FIRST_ID
-
-    async def run(self) -> None:
-        """Computes until it is cancelled."""
-        while True:
-            if self._engine.busy:
-                for answer in self._engine.step().get(_CLIENT, []):
-                    if isinstance(answer, Tokens | Pooled | Failed) and answer.id in self._answers:
-                        self._answers[answer.id].put_nowait(answer)
-            await asyncio.sleep(0)
-
-    async def ask(
-        self, tokens: list[int], params: Sampling | Pooling, source: Source
-    ) -> AsyncGenerator[Tokens | Pooled, None]:
-        """The answers to a request, until its last one. Raises the error that ends it."""
-        self._last_id += 1
-        id, answers = self._last_id, asyncio.Queue[Output]()
-        self._answers[id] = answers
-        self._engine.add(_CLIENT, Add(id=id, tokens=tokens, params=params, source=source))
-        try:
-            while True:
-                answer = await answers.get()
-                if isinstance(answer, Failed):
-                    raise from_engine(answer, 1)
-                if isinstance(answer, Tokens | Pooled):
-                    yield answer
-                    if isinstance(answer, Pooled) or answer.finish is not None:
-                        return
-        finally:
-            del self._answers[id]
-            self._engine.abort(_CLIENT, [id])
-
-
-class _Pieces(RecordedPieces):
-    """An engine that reads the pieces of one recording."""
-
-    def __init__(
-        self, steps: Steps, known: SpeechTokens, recording: Recording, facts: Facts, tokenizer: Tokenizer
-    ) -> None:
-        super().__init__(known, recording, facts, tokenizer)
-        self._steps = steps
-
-    async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
-        source = await self.source(piece)
-        async for answer in self._steps.ask(prompt, sampling_of(how, self.known), source):
-            if isinstance(answer, Tokens):
-                yield drawn(answer.tokens, answer.logprobs)
-
-    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
-        params = Pooling(task="align", skip=skip, columns=columns)
-        async for answer in self._steps.ask(tokens, params, await self.source(piece)):
-            if isinstance(answer, Pooled):
-                return matrix_of(answer.vectors)
-        raise RuntimeError("the engine has answered nothing")
-
-
-def listed(sounds: Sound | Sequence[Sound]) -> list[Sound]:
-    return [sounds] if isinstance(sounds, str | Path | np.ndarray) else list(sounds)
-
-
-def transcribe(
-    engine: Engine,
-    facts: Facts,
-    tokenizer: Tokenizer,
-    folder: Path,
-    sounds: Sequence[Sound],
-    options: TranscribeOptions,
-    most_seconds: float,
+async def transcribe(
+    frontend: Frontend, sounds: Sound | Sequence[Sound], options: Mapping[str, Any]
 ) -> list[TranscriptionOutput]:
-    """What is said in recordings, which are read at the same time. Raises BadRequest."""
-    known = read_tokens(folder)
-    asked = _asked(options, known, facts, tokenizer)
-    with ExitStack() as stack:
-        recordings = [_open(sound, known.bands, most_seconds, stack) for sound in sounds]
+    """What is said in recordings, of which as many are read at a time as the engine runs sequences."""
+    require_task(TRANSCRIPTION, frontend.facts.tasks)
+    fields = {name: value for name, value in options.items() if value is not None}
+    task, words = fields.pop("task", TRANSCRIBE), fields.pop("word_timestamps", False)
+    if words:
+        fields |= {"timestamp_granularities": ["word"], "response_format": "verbose_json"}
+    form = validated(AudioForm, {"seed": Draw().seed, **fields})
+    form.check()
+    turns, transcriber = asyncio.Semaphore(frontend.facts.ready.worker.max_num_seqs), frontend.transcriber
+    if transcriber is None and (words or task == TRANSLATE):
+        raise BadRequest("This model writes what is said as it is said, and tells no times.", "task")
 
-        async def run() -> list[TranscriptionOutput]:
-            steps = Steps(engine)
-            running = asyncio.create_task(steps.run())
-            jobs = [
-                Job(_Pieces(steps, known, each, facts, tokenizer), known, each, asked) for each in recordings
-            ]
-            work = asyncio.gather(*[_finish(job, each) for job, each in zip(jobs, recordings, strict=True)])
+    async def read(sound: Sound) -> TranscriptionOutput:
+        async with turns:
+            if transcriber is None:
+                return await _hear(frontend, sound, form)
+            with as_refusals():
+                return await _transcribe(frontend, transcriber, sound, form, task)
+
+    given = [sounds] if isinstance(sounds, str | Path | np.ndarray) else sounds
+    return await all_of([read(sound) for sound in given])
+
+
+async def _transcribe(
+    frontend: Frontend, transcriber: Transcriber, sound: Sound, form: AudioForm, task: str
+) -> TranscriptionOutput:
+    facts, tokenizer = frontend.facts, frontend.tokenizer
+    asked = transcriber.read(form, task, facts, tokenizer)
+    places = transcriber.places_for(asked, facts.ready.worker.max_num_seqs)
+    with TemporaryPath() as copy:
+        digest = await asyncio.to_thread(_copy, sound, copy)
+        async with transcriber.opened(copy, digest, "") as recording:
+            admission = admit_own(frontend.admissions, places, "")
             try:
-                await asyncio.wait([running, work], return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    work.cancel()
-                    running.result()
-                return await work
+                job = transcriber.job(recording, asked, facts, tokenizer, admission, AddOptions)
+                async with aclosing(job.run()) as texts:
+                    async for _ in texts:
+                        pass
             finally:
-                running.cancel()
+                admission.release()
+            return TranscriptionOutput(job.text, job.language, recording.seconds, job.segments)
 
-        return asyncio.run(run())
+
+def _copy(sound: Sound, to: TemporaryPath) -> bytes:
+    """Writes a recording to a file, which its reader removes, and returns a digest of it."""
+    digest = hashlib.blake2b(digest_size=32)
+    with BytesIO(as_sound(sound)) if isinstance(sound, np.ndarray) else Path(sound).open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+            to.file.write(piece)
+    to.file.flush()
+    return digest.digest()
 
 
-def _asked(options: TranscribeOptions, known: SpeechTokens, facts: Facts, tokenizer: Tokenizer) -> Asked:
-    words, task = options.get("word_timestamps", False), options.get("task", TRANSCRIBE)
-    if words and not facts.tells_words:
-        raise BadRequest("This model tells no times of words, but of segments.", "word_timestamps")
-    prompt, temperature = options.get("prompt", "").strip(), options.get("temperature", 0.0)
-    return Asked(
-        task=task,
-        language=language_code(options.get("language"), known, translates=task == TRANSLATE),
-        prompt=tuple(tokenizer.encode(f" {prompt}", False)) if prompt else (),
-        temperatures=(temperature,) if temperature > 0 else LADDER,
-        words=words,
+async def _hear(frontend: Frontend, sound: Sound, form: AudioForm) -> TranscriptionOutput:
+    """What a model says in a chat that hears sounds there: it reads a recording whole."""
+    media = frontend.facts.media
+    spoken = CHATS["" if media is None else media.transcribes]
+    messages = spoken.messages(form, {"type": "audio", "audio": sound})
+    goes_on = messages[-1]["role"] == "assistant"
+    params = SamplingParams(temperature=form.temperature, max_tokens=form.max_completion_tokens)
+    template = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on}
+    encoded = await encode_chat(frontend, messages, params, None, template)
+    answers = await open_answers(frontend, encoded, params, "", kind=RequestOutputKind.FINAL_ONLY)
+    answer = (await answers.last(lambda: None)).outputs[0].text
+    seconds = sum(item.grid[2] for item in encoded.media) / 100
+    text, mark = SpokenText("" if form.language else spoken.mark), spoken.mark
+    told = answer.partition(mark)[0] if mark and mark in answer and not form.language else ""
+    named = form.language or told.strip().removeprefix("language").strip()
+    return TranscriptionOutput(
+        text.push(answer) + text.flush(), "" if named == "None" else code_of(named), seconds, []
     )
-
-
-async def _finish(job: Job, recording: Recording) -> TranscriptionOutput:
-    async for _ in job.run():
-        pass
-    return TranscriptionOutput(job.text, job.language, recording.seconds, job.segments)
-
-
-def _open(sound: Sound, bands: int, most_seconds: float, stack: ExitStack) -> Recording:
-    target = stack.enter_context(TemporaryPath())
-    target.remove_name()
-    if isinstance(sound, np.ndarray):
-        samples = np.ascontiguousarray(sound, np.float32).ravel()
-        heard = write_features([samples], bands, target.file)
-        digest = hashlib.blake2b(samples.tobytes(), digest_size=32)
-    else:
-        with Path(sound).open("rb") as file:
-            heard = write_features(decode_audio(file, most_seconds), bands, target.file)
-            file.seek(0)
-            digest = hashlib.blake2b(digest_size=32)
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    return Recording(heard, bands, target.file, digest.digest())

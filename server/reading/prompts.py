@@ -38,7 +38,7 @@ from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
 from server.source_facts import refuse_chats, refuse_for_sources
-from server.text.chat_template import AnswerStyle
+from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
 
@@ -50,6 +50,8 @@ class ReadingOptions(msgspec.Struct, frozen=True):
     ignore_unknown_fields: bool = False
     tool_call_parser: str = AUTO
     trust_request_mm_kwargs: bool = False
+    content_format: AskedFormat | None = None
+    """The form of contents in templates, in place of the tokenizer's."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> ReadingOptions:
@@ -254,9 +256,24 @@ def _prepare(
     special: bool,
     max_tokens: int | None,
 ) -> Prompt:
+    if isinstance(source, Written) and source.row_files:
+        check_shows_no_tokens(body, "messages")
+    keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, context.facts)
+    return prepare_prompt(source, context, keep, left=body.truncation_side != "right", special=special)
+
+
+def prepare_prompt(
+    source: Written | list[int],
+    context: ReadingContext,
+    keep: int | None = None,
+    *,
+    left: bool = True,
+    special: bool = True,
+) -> Prompt:
+    """Encodes and checks a prompt, of which `keep` tokens are left at most: the last ones if `left`.
+
+    `special` adds the tokenizer's own tokens."""
     facts, text = context.facts, None
-    keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
-    left = body.truncation_side != "right"
     placed: list[Placed] = []
     if isinstance(source, Written):
         if source.is_plain:
@@ -270,7 +287,6 @@ def _prepare(
         ids = source
     rows: list[Rows] = []
     if isinstance(source, Written) and source.row_files:
-        check_shows_no_tokens(body, "messages")
         ids, placed, rows = with_rows(ids, placed, source.row_files, facts, keep, left=left)
     if keep is not None and len(ids) > keep:
         text = None
@@ -345,6 +361,7 @@ def _rendered(
         template=options.chat_template,
         kwargs=options.chat_template_kwargs,
         defaults={**context.options.default_chat_template_kwargs, **asked},
+        content_format=context.options.content_format,
         written=None if media is None else media.written_parts,
         quoted=frozenset() if media is None else quoted_words(media, context.media, context.tokenizer),
     )

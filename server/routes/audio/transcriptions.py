@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -24,7 +23,6 @@ from server.api.audio.form import (
     MOST_FIELDS,
     AudioForm,
     form_fields,
-    language_code,
     recording_too_large,
 )
 from server.api.fields import invalid_body, unknown_fields
@@ -37,7 +35,6 @@ from server.http.multipart import FormReader
 from server.http.sse import ClientGone, EventStream, json_response, while_connected
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.media.failures import FULL_TEMPORARY
-from server.requests.sampling import SamplingParams
 from server.routes.audio.heard import hear
 from server.routes.audio.text_events import TextEvents
 from server.routes.request_context import (
@@ -46,9 +43,7 @@ from server.routes.request_context import (
     frontend_of,
 )
 from server.speech.asked import Asked
-from server.speech.engine import Draw
 from server.speech.job import Job
-from server.speech.quality import Thresholds
 from server.speech.subtitles import srt, vtt
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 
@@ -97,7 +92,7 @@ async def _respond(request: Request, task: str) -> Response:
         if transcriber is None:
             file = await asyncio.to_thread(Path(upload.path).read_bytes)
             return await hear(request, form, file, translates=task == TRANSLATE)
-        asked = _asked(form, task, transcriber, frontend)
+        asked = transcriber.read(form, task, frontend.facts, frontend.tokenizer)
 
         async def respond() -> Response:
             opened = transcriber.opened(upload, digest, state_of(request.scope).caller.owner)
@@ -158,54 +153,6 @@ def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
         )
     form.check()
     return form
-
-
-def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Frontend) -> Asked:
-    """What is asked of the transcription. Refuses what the model cannot do."""
-    known, facts = transcriber.known, frontend.facts
-    words = "word" in form.timestamp_granularities
-    if words and not facts.tells_words:
-        raise BadRequest(
-            "timestamp_granularities: this model tells no times of words, but of segments.",
-            "timestamp_granularities",
-        )
-    language = language_code(form.language, known, translates=task == TRANSLATE)
-    params = SamplingParams(
-        temperature=form.temperature or 1.0,
-        top_p=form.top_p,
-        top_k=form.top_k,
-        min_p=form.min_p,
-        seed=form.seed,
-        frequency_penalty=form.frequency_penalty,
-        presence_penalty=form.presence_penalty,
-        repetition_penalty=form.repetition_penalty,
-        max_tokens=form.max_completion_tokens,
-    )
-    [checked] = params.resolve(facts, frontend.tokenizer, 1)
-    prompt = frontend.tokenizer.encode(f" {form.prompt.strip()}", False) if form.prompt.strip() else []
-    draw = Draw(
-        top_p=checked.top_p,
-        top_k=checked.top_k,
-        min_p=checked.min_p,
-        seed=secrets.randbits(62) if form.seed is None else checked.seed % (1 << 62),
-        presence_penalty=checked.presence_penalty,
-        frequency_penalty=checked.frequency_penalty,
-        repetition_penalty=checked.repetition_penalty,
-        max_tokens=form.max_completion_tokens or 0,
-    )
-    return Asked(
-        task=task,
-        language=language,
-        prompt=tuple(prompt[-known.most_previous :]),
-        temperatures=form.temperatures,
-        draw=draw,
-        thresholds=Thresholds(
-            form.compression_ratio_threshold, form.logprob_threshold, form.no_speech_threshold
-        ),
-        conditions=form.condition_on_prev_tokens,
-        words=words,
-        silence=form.silence,
-    )
 
 
 class _HeldStream(EventStream):

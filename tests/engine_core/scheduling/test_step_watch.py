@@ -132,7 +132,8 @@ def test_a_model_that_is_loaded_again_is_watched_again(
 ) -> None:
     StepWatch(loop)
     for level in (1, 0):
-        loop._obey(protocol.Sleep(level))
+        loop._handler.handle(0, protocol.Sleep(level))
+        loop._obey()
     hold_up(loop._engine._scheduler, "schedule")  # around what is measured: nobody is to blame but `step`
     run_one(loop._engine)
     assert hasattr(loop._engine._scheduler.poll, "__wrapped__")

@@ -15,7 +15,7 @@ from engine_core.protocol import Finish, Tokens
 from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import DIALECTS_BY_NAME, THINKING
 from server.frontend.text_output import Delta, TextOutput
-from server.offline.engine_requests import OutputBuilder
+from server.offline.output_builder import OutputBuilder
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs
 

@@ -16,6 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CAPITAL = "The capital of France is"
 LONG = "A prompt that nobody else sends: " + "one two three four five six seven eight " * 8
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": "1"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {}}}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
@@ -131,15 +132,16 @@ def test_the_options_of_a_chat_template(llm: LLM):
     template += "{% endif %}"
     assert prompt(chat_template=template) == "Hi:"
     assert prompt(chat_template=template, add_generation_prompt=False) == "Hi"
-    assert prompt(chat_template=template, chat_template_kwargs={"mood": "!"}, tools=[{}]) == "Hi!T:"
+    assert prompt(chat_template=template, chat_template_kwargs={"mood": "!"}, tools=[TOOL]) == "Hi!T:"
     shown = prompt(chat_template=template, chat_template_content_format="openai")
     assert shown == "[{'type': 'text', 'text': 'Hi'}]:"
     going_on = {"continue_final_message": True, "chat_template": "<{{ messages[0].content }}>"}
-    assert prompt(**going_on, add_generation_prompt=False) == "<Hi"
+    assert prompt(**going_on) == "<Hi"
     with pytest.raises(BadRequest, match="Cannot set both"):
-        prompt(**going_on)
-    with pytest.raises(BadRequest, match="takes no pictures, only text"):
-        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
+        prompt(**going_on, add_generation_prompt=True)
+    picture = {"type": "image_url", "image_url": "data:image/png;base64,AA=="}
+    with pytest.raises(BadRequest, match="images are not supported by this model, only text is"):
+        llm.chat([{"role": "user", "content": [picture]}])
 
 
 def test_logprobs_by_token(llm: LLM):
@@ -220,8 +222,8 @@ def test_unknown_and_unsupported_arguments(llm: LLM):
         llm.generate("a", lora_request=LoRARequest("x", 1, "x"))
     with pytest.raises(TypeError, match=r"embed\(\) has no argument 'task'"):
         llm.embed("a", task="embed")  # pyright: ignore[reportCallIssue]
-    with pytest.raises(BadRequest, match="takes no pictures, only text"):
-        llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})
+    with pytest.raises(BadRequest, match="images are not supported by this model, only text is"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": b"a file"}})
     assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import Failed
 from facet import (
     BadRequest,
     EngineArgs,
@@ -33,7 +33,6 @@ def loaded() -> Iterator[LLMEngine]:
 def engine(loaded: LLMEngine) -> Iterator[LLMEngine]:
     yield loaded
     assert not loaded.has_unfinished_requests()
-    loaded.finish_steps()
 
 
 def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
@@ -44,19 +43,6 @@ def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
             assert isinstance(output, RequestOutput)
             outputs.setdefault(output.request_id, []).append(output)
     return outputs
-
-
-def test_the_engine_knows_which_choices_belong_together_and_which_may_end_early(
-    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
-):
-    added: list[Add] = []
-    monkeypatch.setattr(engine._engine, "add", lambda client, add: added.append(add))
-    engine.add_request("a", CAPITAL, SamplingParams(n=2))
-    engine.add_request("b", CAPITAL, SamplingParams(stop="."))
-    engine.abort_request(["a", "b"])
-    first, second, third = added
-    assert first.group == second.group == first.id and third.group == 0
-    assert [one.times_each for one in added] == [False, False, True]
 
 
 def test_outputs_grow_until_they_are_finished(engine: LLMEngine):
@@ -124,28 +110,32 @@ def test_an_ended_request_says_nothing_more_and_is_freed(engine: LLMEngine):
     engine.abort_request("c")
     assert engine.get_num_unfinished_requests() == 1
     assert set(run(engine)) == {"b"}
-    engine.finish_steps()
-    assert engine._engine.stats().running == 0 and not engine._engine.busy
+    assert engine.local.engine.stats().running == 0
     engine.add_request("a", CAPITAL, SamplingParams(max_tokens=1))  # the id can be used again
     assert set(run(engine)) == {"a"}
 
 
 def test_one_failure_is_one_requests_failure(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch):
-    params = SamplingParams(n=2, temperature=1, max_tokens=5)
-    engine.add_request("fails", CAPITAL, params)
-    engine.add_request("pooled", CAPITAL, PoolingParams(task="embed"))
-    engine.add_request("lives", CAPITAL, SamplingParams(temperature=0, max_tokens=5))
-    first, _, pooled, _ = sorted(engine._running)
+    link = engine.local.engine
+    first, added = link.add, list[int]()
     with monkeypatch.context() as patch:
-        failures = [Failed(id=first, code=500, message="broken"), Failed(id=pooled, code=503, message="no")]
-        patch.setattr(engine._engine, "step", lambda: {0: failures})
-        failed, refused = engine.step()
-    assert failed.request_id == "fails" and failed.finished and str(failed.error) == "broken"
-    assert isinstance(failed, RequestOutput)
+        patch.setattr(link, "add", lambda client, add: (added.append(add.id), first(client, add)))
+        engine.add_request("fails", CAPITAL, SamplingParams(n=2, temperature=1, max_tokens=5))
+        engine.add_request("pooled", CAPITAL, PoolingParams(task="embed"))
+        engine.add_request("lives", CAPITAL, SamplingParams(temperature=0, max_tokens=5))
+    with monkeypatch.context() as patch:
+        failures = [
+            Failed(id=added[0], code=500, message="broken"),
+            Failed(id=added[2], code=503, message="no"),
+        ]
+        patch.setattr(link, "step", lambda: {0: failures})
+        outputs = {output.request_id: output for output in engine.step()}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+    failed, refused, lives = (outputs[name] for name in ("fails", "pooled", "lives"))
+    assert isinstance(failed, RequestOutput) and failed.finished and str(failed.error) == "broken"
     assert [output.finish_reason for output in failed.outputs] == ["error", "error"]
-    assert refused.request_id == "pooled" and str(refused.error) == "no"
-    outputs = run(engine)
-    assert set(outputs) == {"lives"} and outputs["lives"][-1].error is None
+    assert str(refused.error) == "no" and lives.finished and lives.error is None
 
 
 def test_refused_requests(engine: LLMEngine):

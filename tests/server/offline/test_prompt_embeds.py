@@ -1,6 +1,5 @@
 """Prompts of embeddings: answers are those to the tokens whose embeddings they are, however steps are cut."""
 
-# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -72,9 +71,9 @@ def test_embeddings_of_tokens_are_answered_as_these(
     rows[1] = {"prompt_embeds": table[IDS[1]].numpy()}
     with LLM(str(folder), **{"num_gpu_blocks_override": 200, **OPTIONS, **options}) as llm:
         right = answers(llm, IDS, LONG)
-        before = llm.llm_engine._engine.stats().preemptions
+        before = llm.local.engine.stats().preemptions
         assert answers(llm, rows, LONG) == right
-        assert (llm.llm_engine._engine.stats().preemptions > before) == preempts
+        assert (llm.local.engine.stats().preemptions > before) == preempts
         again = llm.generate([*rows, IDS[0]], LONG, use_tqdm=False)
         assert [one.outputs[0].token_ids for one in again] == [*right, right[0]]
         assert preempts or all(one.num_cached_tokens for one in again)

@@ -3,18 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from fake_frontend import BOS, byte_tokenizer
 
 from server.errors import BadRequest
-from server.offline.program_media import ComparedSide
-from server.offline.prompt_forms import (
-    Prompt,
-    encode_prompts,
-    for_each,
-    read_conversations,
-    read_prompts,
-    read_sides,
-)
+from server.media.inline import InlineFiles
+from server.offline.prompt_forms import Prompt, for_each, read_conversations, read_prompts, read_sides
 from server.requests.sampling import SamplingParams
 
 USER = {"role": "user", "content": "a"}
@@ -75,38 +67,31 @@ def test_what_is_no_prompt(given: object, message: str) -> None:
         read_prompts(given)
 
 
-def test_ids_are_taken_as_they_are_and_texts_are_encoded() -> None:
-    prompts = read_prompts(["ab", [5, 6], {"prompt": "c"}])
-    assert encode_prompts(prompts, byte_tokenizer()) == [[BOS, *b"ab"], [5, 6], [BOS, *b"c"]]
-    assert encode_prompts(prompts[:1], byte_tokenizer(), add_special_tokens=False) == [[*b"ab"]]
-
-
 def test_texts_to_compare() -> None:
-    assert read_sides("a") == [ComparedSide("a")]
-    assert read_sides(["a", {"prompt": "b"}]) == [ComparedSide("a"), ComparedSide("b")]
-    parts = [{"type": "text", "text": "b"}, {"type": "image", "image": "page.png"}]
-    seen = [parts[0], {"type": "image_url"}]
-    assert read_sides([{"content": "a"}, {"content": parts}]) == [
-        ComparedSide("a"),
-        ComparedSide("b", seen, ["page.png"]),
-    ]
-    assert read_sides({"content": parts[:1] * 2}) == [ComparedSide("b\nb")]
+    files = InlineFiles()
+    assert read_sides("a", files) == ["a"]
+    assert read_sides(["a", {"prompt": "b"}], files) == ["a", "b"]
+    text = {"type": "text", "text": "b"}
+    seen = [text, {"type": "image_url", "image_url": "inline:0"}]
+    parts = [text, {"type": "image", "image": b"a file"}]
+    assert read_sides([{"content": "a"}, {"content": parts}], files) == ["a", seen]
+    assert read_sides({"content": parts[:1] * 2}, files) == ["b\nb"]
     with pytest.raises(TypeError, match="texts and contents are compared"):
-        read_sides([["a"], [1]][1:])
-    for wrong in ({"content": 3}, {"content": [{"type": "text"}]}, {"content": "a", "prompt": "b"}):
+        read_sides([["a"], [1]][1:], files)
+    for wrong in ({"content": 3}, {"content": "a", "prompt": "b"}):
         with pytest.raises(TypeError, match="with text and pictures; got dict"):
-            read_sides(wrong)
+            read_sides(wrong, files)
+    with pytest.raises(BadRequest, match="content"):
+        read_sides({"content": [{"type": "text"}]}, files)
 
 
 def test_conversations() -> None:
-    assert read_conversations([USER]) == [([USER], [])]
-    assert read_conversations([[USER], [USER, USER]]) == [([USER], []), ([USER, USER], [])]
+    assert read_conversations([USER]) == [[USER]]
+    assert read_conversations([[USER], [USER, USER]]) == [[USER], [USER, USER]]
     assert read_conversations([]) == []
     for wrong in ("a", [["a"]], 3):
         with pytest.raises(TypeError, match="a conversation is a list of messages"):
             read_conversations(wrong)
-    with pytest.raises(BadRequest, match="type 'input_file' are not supported"):
-        read_conversations([{"role": "user", "content": [{"type": "input_file"}]}])
 
 
 def test_parameters_for_each_prompt() -> None:

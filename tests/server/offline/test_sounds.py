@@ -93,8 +93,8 @@ def test_sounds_of_other_rates_are_resampled(hearing: Hearing) -> None:
         ({"audio": (ONE, 100)}, BadRequest, "samples a second"),
         ({"audio": np.zeros((2, 9), np.float32)}, TypeError, "a sound is an array"),
         ({"audio": b"none"}, BadRequest, "A recording must be one of"),
-        ({"image": b"none"}, BadRequest, "sees no pictures"),
-        ({"video": b"none"}, BadRequest, "takes no videos"),
+        ({"image": b"none"}, BadRequest, "images are not supported by this model, only text and audio are"),
+        ({"video": b"none"}, BadRequest, "videos are not supported by this model, only text and audio are"),
         ({"sound": ONE}, TypeError, "'audio': ..."),
     ],
 )

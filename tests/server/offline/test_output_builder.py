@@ -6,7 +6,7 @@ from fake_frontend import byte_tokenizer
 from engine_core.engine_stats import Timing
 from server.errors import Internal
 from server.frontend.text_output import Delta
-from server.offline.engine_requests import OutputBuilder
+from server.offline.output_builder import OutputBuilder
 from server.offline.request_outputs import CompletionOutput, Logprob, RequestOutput
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs

@@ -101,13 +101,10 @@ class OrderHandler:
             for state in adapters.take_states():
                 self._send_all(state)
 
-    def obey(self) -> bool:
-        """Sleep and wake as was ordered, once nothing runs -> whether anything was ordered."""
-        obeyed = False
+    def obey(self) -> None:
+        """Sleep and wake as was ordered, once nothing runs."""
         while self._sleep_orders and not self._engine.busy:
             self._obey(self._sleep_orders.popleft())
-            obeyed = True
-        return obeyed
 
     def _obey(self, order: protocol.Sleep) -> None:
         """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine_core import protocol
 from engine_core.client.socket_link import Listener
 from engine_core.engine import Engine
-from engine_core.order_handler import OrderHandler
+from engine_core.service.order_handler import OrderHandler
 
 _CLIENT = 0
 
