@@ -179,9 +179,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     def _temperature(self, facts: Facts) -> float:
         value = _default(self.temperature, "temperature", facts, 1.0)
         _require(
-            "temperature", value, (math.isfinite(value), "a finite number"), (value >= 0, "non-negative")
+            *("temperature", value, (math.isfinite(value), "a finite number")),
+            *((value >= 0, "non-negative"), (value <= 2, "in [0, 2]")),
         )
-        _require("temperature", value, (value <= 2, "in [0, 2]"))
         return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
 
     def _top_p(self, facts: Facts) -> float:

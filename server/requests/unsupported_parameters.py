@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 from server.errors import BadRequest
@@ -14,11 +16,9 @@ class Unsupported(msgspec.Struct, kw_only=True):
     """Base of structs whose own fields are unsupported: they may only ask for nothing."""
 
     def check_unsupported(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is None or _asks_for_nothing(value):
-                continue
-            if value not in _NEUTRAL.get(name, ()):
+        values = zip(names, attrgetter(*names)(self), strict=True)
+        for name, value in [pair for pair in values if pair[1] is not None]:
+            if not _asks_for_nothing(value) and value not in _NEUTRAL.get(name, ()):
                 raise BadRequest(f"{type(self).__name__}: {name} is not supported yet. Leave it out.", name)
 
 

@@ -17,7 +17,7 @@ from fastapi import Request, Response
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.client_identity import TIMEOUT, limits_of
-from server.access.request_state import KEY, Attributes, RequestState, state_of
+from server.access.request_state import KEY, Attributes, RequestState
 from server.api.fields import LONG, Body
 from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
@@ -59,7 +59,7 @@ def config_of(request: Request) -> ServerConfig:
 
 def admit(request: Request, frontend: Frontend, places: int) -> Admission:
     """Lets in a request for so many sequences, or raises an error. Its endpoint ends the admission."""
-    state = state_of(request.scope)
+    state: RequestState = request.scope[KEY]
     admission = frontend.admissions.admit(state.caller, places, state.admission)
     state.admission = admission
     admission.since = state.times.started
@@ -68,7 +68,7 @@ def admit(request: Request, frontend: Frontend, places: int) -> Admission:
 
 async def read_texts(request: Request, body: Body) -> Any:
     """Reads the texts of a body as the table of endpoints says, unless the helper has done so already."""
-    state = state_of(request.scope)
+    state: RequestState = request.scope[KEY]
     if state.read is not None:
         return state.read
     frontend, reading = frontend_of(request), state.reading
@@ -112,7 +112,8 @@ class EngineCall:
 
     def __init__(self, request: Request, terms: RequestTerms, prefix: str) -> None:
         """`prefix` begins the answer's id."""
-        self.state = state = state_of(request.scope)
+        state: RequestState = request.scope[KEY]
+        self.state = state
         self.frontend: Frontend = state.frontend
         self.config = config = self.frontend.config
         self.facts = self.frontend.facts
