@@ -1,5 +1,14 @@
 """An engine without its process: requests go in, steps are run, outputs come out. It knows no socket.
 
+`step` is the whole of it: what has become due is done, the scheduler plans a step, the executor gets it, and
+when the oldest step in flight is done, its results become outputs, and the next one is planned. Requests come
+between two calls of `step`. Most of what stands around it answers one question: is there something to do now,
+or until when can whoever drives the engine sleep?
+
+What an engine does for some models or requests only is done by features of its scheduler, which it calls by
+their hooks. It waits for nothing by itself: steps (`steps_in_flight.py`), requests that are not ready yet
+(`intake/`) and calls of workers (`executor.py`) are kept by others, which it asks.
+
 The offline LLM class drives it directly; engine_core/process.py drives it from the wire.
 """
 
@@ -15,20 +24,15 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
-from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, Preparation, StepFuture
-from engine_core.features.adapters.adapter_table import AdapterTable
-from engine_core.features.adapters.adapter_turns import AdapterTurns
-from engine_core.grammar.compile_queue import Key
-from engine_core.grammar.matcher import TokenMatcher
+from engine_core.executor import CallQueue, Executor, MakeExecutor, Preparation
 from engine_core.intake.intake import Intake
-from engine_core.loading import Loaded, ReportProgress, make_loader
-from engine_core.protocol import Add, Failed, OutputsByClient, Ready, Spelling
-from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.loading import Loaded, ReportProgress, make_loader, make_steps_in_flight
+from engine_core.protocol import Add, Failed, OutputsByClient, Ready
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import StepOutput
 from worker.worker_facts import TimedSteps
 
 _log = logging.getLogger(__name__)
@@ -53,43 +57,33 @@ class Engine:
         """Whether weights and cache are given back, so that no step can run."""
         self._load = load
         self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
-        self._scheduler, self._executor = scheduler, executor
-        self._preparation = Preparation(executor, is_left=ready.worker.has_idle_work)
-        self._joint = executor if isinstance(executor, JointExecutor) else None
-        """The executor, if other engines take part in every step."""
-        self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
-        """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
+        self._use(scheduler, executor)
         self._unbound: deque[PlannedStep] = deque()
         self.calls = CallQueue(lambda call: self._executor.call(call))
-        turns = scheduler.hooks.find(AdapterTurns)
-        self.adapters = None if turns is None else AdapterTable(turns.held, self.calls.begin)
-        """The adapters that requests may name, if they may name any."""
-        self._intake = Intake(ready, scheduler, self.adapters)
-        self._outputs: OutputsByClient = {}
+        self.intake = Intake(ready, scheduler, self.calls)
+        self.outputs: OutputsByClient = {}
+        """What clients get, until somebody takes it."""
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
         self._failed = False
         """Whether a step has failed, and none was planned since all that were in flight have landed."""
 
+    def _use(self, scheduler: Scheduler, executor: Executor) -> None:
+        self._scheduler, self._executor = scheduler, executor
+        self._preparation = Preparation(executor, is_left=self.ready.worker.has_idle_work)
+        self._in_flight = make_steps_in_flight(executor, self.progress, scheduler.depth)
+
     @classmethod
-    def start(
-        cls,
-        config: EngineConfig,
-        report: ReportProgress,
-        make: MakeExecutor | None = None,
-        progress_page: str = "",
-        expert_replicas: int = 1,
-    ) -> Engine:
+    def start(cls, config: EngineConfig, report: ReportProgress, make: MakeExecutor | None = None) -> Engine:
         """Find the model, load it, allocate its cache. Returns when a request can run.
 
         `make` makes another executor than the one that the configuration asks for.
         """
-        load = make_loader(config, report, make, expert_replicas)
-        ready, scheduler, executor = load()
-        return cls(ready, scheduler, executor, progress_page, load)
+        load = make_loader(config, report, make)
+        return cls(*load(), load=load)
 
     def stop(self) -> None:
-        self._intake.stop()
+        self.intake.stop()
         self._stop_executor()
 
     def _stop_executor(self) -> None:
@@ -107,36 +101,35 @@ class Engine:
     def wake(self) -> None:
         """Load the model again. If that raises an error, the engine sleeps on."""
         if self._load is not None:
-            self.ready, self._scheduler, self._executor = self._load(self.ready.worker.timed_steps)
-            is_left = self.ready.worker.has_idle_work
-            self._preparation = Preparation(self._executor, is_left=is_left)
-            self._intake.use(self._scheduler)
+            self.ready, scheduler, executor = self._load(self.ready.worker.timed_steps)
+            self._use(scheduler, executor)
+            self.intake.use(scheduler)
         self.asleep, self.refusal = False, None
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
         if not self.asleep:
             self._executor.register(poller)
-        self._intake.register(poller)
+        self.intake.register(poller)
 
     @property
     def waits(self) -> bool:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
-        if not self._blocked or self.calls.has_returned or self._intake.has_news:
+        if not self._blocked or self.intake.has_news or (self.calls.under_way and self.calls.has_returned):
             return False
-        if self._in_flight:
-            return not self._in_flight[0][1].done()
+        if self._in_flight.is_busy:
+            return self._in_flight.waits
         return any(waits() for waits in self._scheduler.hooks.waits)
 
     @property
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """The time by which `step` must be called, though no step is done and no request has come."""
-        plan = self._scheduler.pace.plan_at
-        late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
-        times = [plan if late else None, self._intake.next_look]
+        pace, first = self._scheduler.pace, self.intake.next_look
         for next_time in self._scheduler.hooks.next_time:
-            times.append(next_time())
-        return min([at for at in times if at is not None], default=None)
+            first = min(first, next_time())
+        if pace.step_bound.background and pace.plan_at > time.monotonic() and self._in_flight.has_room:
+            first = min(first, pace.plan_at)
+        return first
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
@@ -154,71 +147,58 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
-        pending = self._in_flight or self._outputs or self._intake.is_busy or self.calls
+        pending = self._in_flight.is_busy or self.outputs or self.intake.is_busy or self.calls.under_way
         return bool(self._scheduler.live or pending)
 
     @property
     def idle(self) -> bool:
         """Whether nothing can be done before a request comes, is compiled, or goes on that is paused."""
         scheduler = self._scheduler
-        if self._in_flight or self._outputs or self._may_follow or self.calls.has_returned:
+        if len(scheduler.live) != len(scheduler.paused) or self._in_flight.is_busy or self.outputs:
             return False
-        if self._intake.has_news:
-            return False
-        return len(scheduler.live) == len(scheduler.paused)
+        return not (self.intake.has_news or (self.calls.under_way and self.calls.has_returned))
 
-    def leave(self) -> bool:
-        """Whether an engine that drains may end: nothing is left to do here, nor with other engines."""
-        if self.busy or self._may_follow:
-            return False
-        return self._joint is None or self._joint.leave()
-
-    @property
-    def shares_experts(self) -> bool:
-        """Whether it takes its steps with other engines."""
-        return self._joint is not None
+    def leave(self, until: float) -> bool:
+        """Whether an engine that drains may end: nothing is left to do here, nor, `until` then, elsewhere."""
+        return self._in_flight.leave(until, busy=self.busy)
 
     @property
     def first_leaves(self) -> bool:
-        """Whether the first of the engines that share experts wants to end, if that is another one."""
-        return self._joint is not None and self._joint.first_leaves
+        """Whether another engine ends, with which this one has to end."""
+        return self._in_flight.first_leaves
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
-        if not (deferred := len(self._intake)):
+        if not (deferred := len(self.intake)):
             return stats
         return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)
 
-    def spell(self, spelling: Spelling) -> None:
-        """Learn how tokens are spelled, so that requests may have grammars."""
-        self._intake.spell(spelling)
-
-    def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
+    def add(self, client: int, request: Add) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self.refusal is not None:
-            self._intake.answer(client, Failed(request.id, 503, *self.refusal))
+            self.intake.answer(client, Failed(request.id, 503, *self.refusal))
         else:
-            self._intake.add(client, request, matcher)
-        self._collect(self._intake.take_outputs())
+            self.intake.add(client, request)
+        self._collect(self.intake.take_outputs())
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
-        """End requests in whatever state they are. Those that have ended are passed over."""
+        """End requests, wherever they are. Those that have ended are passed over."""
         self._abort([(client, id) for id in ids])
 
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
-        keys = [*self._scheduler.live, *self._intake.keys()]
+        keys = [*self._scheduler.live, *self.intake.keys()]
         self._abort([key for key in keys if client is None or key[0] == client])
 
     def _abort(self, keys: list[Key]) -> None:
-        self._intake.abort(keys)
-        self._collect(self._intake.take_outputs())
+        self.intake.abort(keys)
+        self._collect(self.intake.take_outputs())
         self._collect(self._scheduler.abort(keys, time.monotonic()))
 
     def pause(self, client: int, ids: Iterable[int], *, paused: bool = True) -> None:
         """Compute nothing more for these requests until they are `paused` no more."""
         keys = [(client, id) for id in ids]
-        self._intake.set_paused(keys, paused=paused)
+        self.intake.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
     def ask(self, client: int, id: int) -> None:
@@ -238,113 +218,73 @@ class Engine:
     def step(self, *, wait: bool = True) -> OutputsByClient:
         """Plan a step if another one may be in flight, else finish the oldest; returns all new outputs.
 
-        Without `wait`, a step that is not done yet is left for a later call.
+        Without `wait`, a step that is not done yet is left for a later call, and behind one that is done the
+        next one is planned at once.
         """
-        planned = None
-        if self._joint is not None:
-            self._joint.receive()
-        self._intake.heed()
-        if self._intake.is_busy:
-            self._intake.advance(wait=wait and self.idle)
-            self._collect(self._intake.take_outputs())
-        self._executor.check()  # ranks may have told something of theirs
-        if due := self._scheduler.poll(time.monotonic(), self._own_in_flight):
-            self._collect(due)
-        if self._preparation.is_due and not self._in_flight:
+        in_flight, hooks = self._in_flight, self._scheduler.hooks
+        in_flight.receive()
+        if self.intake.heed():
+            self.intake.advance(wait=wait and self.idle)
+            self._collect(self.intake.take_outputs())
+        for poll in hooks.poll:
+            if due := poll(time.monotonic(), len(in_flight.steps)):
+                self._collect(due)
+        if self._preparation.due_in <= 0 and not in_flight.steps:
             self._preparation.run()
-        if not (self._failed and self._in_flight) and self._may_plan(wait=wait):
-            planned = self._scheduler.schedule(time.monotonic())
-        if planned is not None:
-            self._submit(planned)
-        elif self._joint is not None:
-            self._follow(self._joint)
-        for work_beside in self._scheduler.hooks.work_beside:
-            work_beside(time.monotonic(), len(self._in_flight), wait)
-        self._blocked = planned is None or not self._may_plan(wait=wait)
-        if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
-            self._collect(self._finish(*self._in_flight.popleft()))
+        may_go_on = self._plan(wait=wait)
+        for work_beside in hooks.work_beside:
+            work_beside(time.monotonic(), len(in_flight.steps), wait)
+        if in_flight.steps and not may_go_on and (wait or not in_flight.waits):
+            self._collect(self._finish())
             self._bind()  # first of all: the forward of the next step may be over
-            self._blocked = False
-        return self.take_outputs()
-
-    @property
-    def _own_in_flight(self) -> int:
-        if self._joint is None:
-            return len(self._in_flight)
-        return sum(planned is not None for planned, _ in self._in_flight)
+            may_go_on = wait or self._plan(wait=wait)  # it runs while others read what came of the last one
+        self._blocked = not may_go_on
+        outputs, self.outputs = self.outputs, {}
+        return outputs
 
     def _may_plan(self, *, wait: bool) -> bool:
         """Whether a step may be planned now; whoever will `wait` for one in flight cannot plan later."""
-        if self._preparation.is_due or not (wait or time.monotonic() >= self._scheduler.pace.plan_at):
+        if self._preparation.due_in <= 0 or not self._in_flight.has_room:
             return False
-        return len(self._in_flight) < self._scheduler.depth and self._scheduler.may_plan(self._own_in_flight)
-
-    @property
-    def _may_follow(self) -> bool:
-        """Whether to take part in a step that another engine has planned, if none can be planned here.
-
-        Not while a step of this engine is in flight: when that has landed, its rows can be in the next one.
-        """
-        if self._joint is None or not self._joint.is_behind:
+        pace = self._scheduler.pace
+        if not wait and pace.step_bound.background and time.monotonic() < pace.plan_at:
             return False
-        return len(self._in_flight) < self._scheduler.depth and not self._own_in_flight
+        return self._scheduler.may_plan(len(self._in_flight.steps))
 
-    def _follow(self, joint: JointExecutor) -> None:
-        while self._may_follow:
-            self.progress.begin(self._scheduler.counters.steps, 0, joint.slowest)
-            self._in_flight.append((None, joint.follow()))
-
-    def _submit(self, planned: PlannedStep) -> None:
+    def _plan(self, *, wait: bool) -> bool:
+        """Plan a step and have it run, if one can be planned -> whether another one may be planned."""
+        planned = None
+        if not (self._failed and self._in_flight.steps) and self._may_plan(wait=wait):
+            planned = self._scheduler.schedule(time.monotonic())
+        if planned is None:
+            self._in_flight.follow()
+            return False
         step = replace(planned.step, fresh=True) if self._failed else planned.step
         self._failed = False
-        self._preparation.steps += 1
-        usual = planned.expected * self._scheduler.pace.step_time.margin
-        others = 0.0 if self._joint is None else self._joint.slowest
-        self.progress.begin(step.number, planned.tokens, max(usual, others))
-        if self._joint is None:
-            self._in_flight.append((planned, self._executor.submit(step)))
-        else:
-            self._in_flight.append((planned, self._joint.submit(step, usual)))
+        self._preparation.due_in -= 1
+        self._in_flight.submit(planned, step, planned.expected * self._scheduler.pace.step_time.margin)
         if planned.binds:
             self._unbound.append(planned)
             self._bind()
+        return self._may_plan(wait=wait)
 
     def take_outputs(self) -> OutputsByClient:
-        outputs, self._outputs = self._outputs, {}
+        outputs, self.outputs = self.outputs, {}
         return outputs
 
-    def _finish(self, planned: PlannedStep | None, future: StepFuture) -> OutputsByClient:
-        """Wait for a step and turn what it brings into outputs."""
-        if planned is None:
-            try:
-                future.result()
-            finally:
-                self.progress.end()
-            return {}
-        try:
-            output = self._wait_for(planned, future)
-        except ExecutorDead:
-            raise
-        except Exception as error:
-            number, count = planned.step.number, len(planned.seqs)
-            _log.exception("step %d failed; its %d requests are computed again, apart", number, count)
-            behind, self._failed = self._failed, True
-            short = is_short_of_memory(error)
-            return self._scheduler.results.land_failed(
-                planned, time.monotonic(), short_of_memory=short, behind=behind
-            )
-        return self._scheduler.results.land(planned, output, time.monotonic())
-
-    def _wait_for(self, planned: PlannedStep, future: StepFuture) -> StepOutput:
-        """The output of the oldest step in flight, whose time is learned."""
-        try:
-            output = future.result()
-            self._scheduler.counters.heed(output)
-            return output
-        finally:
-            seconds = time.monotonic() - self.progress.since
-            self._scheduler.counters.landed.count(planned, seconds)
-            self.progress.end()
+    def _finish(self) -> OutputsByClient:
+        """Wait for the oldest step and turn what it brings into outputs."""
+        planned, outcome, seconds = self._in_flight.take()
+        counters, results = self._scheduler.counters, self._scheduler.results
+        counters.landed.count(planned, seconds)
+        if not isinstance(outcome, Exception):
+            counters.kernel_compilations = outcome.kernel_compilations
+            return results.land(planned, outcome, time.monotonic())
+        number, count = planned.step.number, len(planned.seqs)
+        _log.error("step %d failed; its %d requests are computed again", number, count, exc_info=outcome)
+        behind, self._failed = self._failed, True
+        short = is_short_of_memory(outcome)
+        return results.land_failed(planned, time.monotonic(), short_of_memory=short, behind=behind)
 
     def _bind(self) -> None:
         """Tell the bounds of each step, in order, that waits for no sample of an earlier one."""
@@ -360,4 +300,4 @@ class Engine:
     def _collect(self, outputs: OutputsByClient) -> None:
         """Keep outputs until the next call of `step`, or its end."""
         for client, new in outputs.items():
-            self._outputs.setdefault(client, []).extend(new)
+            self.outputs.setdefault(client, []).extend(new)

@@ -6,7 +6,7 @@ Servers and engines compute waits from the first two; the last, and what is told
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import expm1
 
 import msgspec
@@ -61,6 +61,12 @@ class PlainHistogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self.bounds, value)] += 1
         self._total += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        counts, bounds = self._counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._total += value
 
     @property
     def buckets(self) -> Buckets:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,15 +115,12 @@ class CallQueue:
         """`call` is that of the executor."""
         self._call = call
         self._count = 0
-        self._calls: deque[tuple[int, int, CallFuture]] = deque()
+        self.under_way: deque[tuple[int, int, CallFuture]] = deque()
         """The client and the id of each, and what comes of it."""
-
-    def __len__(self) -> int:
-        return len(self._calls)
 
     def add(self, client: int, request: CallWorkers) -> None:
         """Have every worker run a method. `take` returns what came of it."""
-        self._calls.append((client, request.id, self.begin(request.method, request.args, request.kwargs)))
+        self.under_way.append((client, request.id, self.begin(request.method, request.args, request.kwargs)))
 
     def wait_for(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """What each worker has returned. Raises CallFailed."""
@@ -131,12 +129,12 @@ class CallQueue:
     @property
     def has_returned(self) -> bool:
         """Whether `take` returns something."""
-        return bool(self._calls) and self._calls[0][2].done()
+        return bool(self.under_way) and self.under_way[0][2].done()
 
     def take(self) -> Iterator[tuple[int, Returned]]:
         """The clients of calls that are done, and what workers have returned."""
         while self.has_returned:
-            client, id, future = self._calls.popleft()
+            client, id, future = self.under_way.popleft()
             yield client, Returned(id, future.result())
 
     def begin(self, method: str, args: list[Any], kwargs: dict[str, Any] | None = None) -> CallFuture:
@@ -150,18 +148,13 @@ class Preparation:
 
     def __init__(self, executor: Executor, *, is_left: bool) -> None:
         """`is_left`: whether there is something to prepare."""
-        self._executor, self._is_left = executor, is_left
-        self.steps = 0
-        """The steps since something was prepared."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether `run` should be called before another step is planned, once none is in flight."""
-        return self._is_left and self.steps >= STEPS_BETWEEN
+        self._executor = executor
+        self.due_in = STEPS_BETWEEN if is_left else inf
+        """The steps until `run` should be called, before another step is planned, once none is in flight."""
 
     def run(self) -> None:
         """Prepare one thing, and wait for it: the time of no step is to be learned from it."""
-        self._is_left, self.steps = self._executor.idle(wait=True), 0
+        self.due_in = STEPS_BETWEEN if self._executor.idle(wait=True) else inf
 
 
 MakeExecutor = Callable[[WorkerConfig, ReportPhase], Executor]

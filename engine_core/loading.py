@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor
+from engine_core.features.experts.joint_steps import JointSteps
 from engine_core.features.installed import make_scheduler
 from engine_core.protocol import Progress, Ready
 from engine_core.ranks.joint_steps import JointExecutor
@@ -25,8 +26,10 @@ from engine_core.startup import (
     make_worker_config,
     with_own_adapters,
 )
+from engine_core.steps_in_flight import StepsInFlight
 from models.config import read_config
 from models.quantization.config import check_quantization
+from worker.host.progress_page import StepProgress
 from worker.worker_facts import TimedSteps
 
 ReportProgress = Callable[[Progress], None]
@@ -45,7 +48,10 @@ class Load(Protocol):
 
 
 def make_loader(
-    config: EngineConfig, report: ReportProgress, make: MakeExecutor | None, expert_replicas: int
+    config: EngineConfig,
+    report: ReportProgress,
+    make: MakeExecutor | None = None,
+    expert_replicas: int = 1,
 ) -> Load:
     """Find a model and check its options -> a function that loads it, as often as it is called."""
     make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
@@ -83,3 +89,10 @@ def make_loader(
             raise
 
     return load
+
+
+def make_steps_in_flight(executor: Executor, progress: StepProgress, depth: int) -> StepsInFlight:
+    """Make what keeps the steps that an executor runs, at most so many at a time."""
+    if isinstance(executor, JointExecutor):
+        return JointSteps(executor, progress, depth)
+    return StepsInFlight(executor, progress, depth)

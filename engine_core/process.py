@@ -15,7 +15,7 @@ import threading
 import time
 from functools import partial
 from itertools import count
-from math import ceil
+from math import ceil, inf
 
 import msgspec
 import zmq
@@ -24,6 +24,7 @@ from engine_core import protocol
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
+from engine_core.loading import make_loader
 from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.scheduling.step_watch import StepWatch
@@ -68,13 +69,9 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
         make = make or make_executor(config)
-        engine = Engine.start(
-            config.engine,
-            _ProgressSender(ends, config.progress_page),
-            make,
-            config.progress_page,
-            config.expert_replicas,
-        )
+        report = _ProgressSender(ends, config.progress_page)
+        load = make_loader(config.engine, report, make, config.expert_replicas)
+        engine = Engine(*load(), config.progress_page, load)
         whole = boot_seconds + engine.ready.start_seconds
         engine.ready = msgspec.structs.replace(engine.ready, start_seconds=whole)
     except Exception as error:
@@ -134,12 +131,12 @@ class EngineLoop:
         gc.enable()
         _send_all(self._ends, self._engine.ready)
         self._write({})  # the first statistics say how fast it is
-        while self._drain_until is None or not (self._engine.leave() or self._is_overdue):
+        while self._drain_until is None or not self._engine.leave(self._drain_until + _LAST_SECONDS):
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
-            if outputs := self._engine.take_outputs():
-                self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
+            if self._engine.outputs:  # who has to wait, or is refused, shall know it before the step ends
+                self._write(self._engine.take_outputs())
             self._write(self._engine.step(wait=False))
             self._handler.tell()
             if self._handler.has_orders and not self._engine.busy:
@@ -151,12 +148,6 @@ class EngineLoop:
         if not self._engine.asleep:
             gc.freeze()
         self._poller = self._make_poller()  # what runs steps is another one now
-
-    @property
-    def _is_overdue(self) -> bool:
-        """Whether others that share experts have had their time to end, too, and go on."""
-        until = self._drain_until
-        return self._engine.shares_experts and until is not None and time.monotonic() > until + _LAST_SECONDS
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""
@@ -185,7 +176,7 @@ class EngineLoop:
         if idle:
             self._engine.prepare()
             self._engine.progress.rest()
-        ready = {sock for sock, _ in self._poller.poll(self._patience(idle=idle))}
+        ready = dict(self._poller.poll(self._patience(idle=idle)))
         if idle:
             self._engine.progress.wake()
             self._engine.check()
@@ -208,10 +199,11 @@ class EngineLoop:
         if not idle and not waits:
             return 0
         until = self._drain_until
-        ends = until if until is None or (self._engine.busy and not waits) else until + _LAST_SECONDS + 0.01
-        times = (ends, self._engine.next_deadline)
-        first = min((at for at in times if at is not None), default=None)
-        return None if first is None else max(0, ceil(1000 * (first - time.monotonic())))
+        first = self._engine.next_deadline
+        if until is not None:
+            is_last = not self._engine.busy or waits
+            first = min(first, until + _LAST_SECONDS + 0.01 if is_last else until)
+        return None if first == inf else max(0, ceil(1000 * (first - time.monotonic())))
 
     def _follow(self, client: int, end: EngineEnd) -> None:
         """Abort the requests of a server that has gone, and greet one that has taken its place."""

@@ -9,8 +9,8 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig, check_kept_blocks
-from engine_core.expert_options import balancing_of
-from engine_core.guess_options import FROM_TEXT, GuessOptions, read_guess_options
+from engine_core.options.expert_options import balancing_of
+from engine_core.options.guess_options import FROM_TEXT, GuessOptions, read_guess_options
 from engine_core.protocol import Ready
 from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, read_config

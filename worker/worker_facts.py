@@ -96,6 +96,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
         return self.causal and not self.whole_prompts
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Whether a sequence can go on from what an earlier one has left in the cache."""
+        return self.causal and self.remembered_states != 0
+
+    @property
     def cached_tokens(self) -> int:
         """The tokens that the cache holds of sequences of the greatest length."""
         if not any(self.windows):

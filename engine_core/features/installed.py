@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine_core.config import EngineConfig
 from engine_core.features.adapters.adapter_turns import AdapterTurns
 from engine_core.features.disk.disk_prefixes import DiskPrefixes
+from engine_core.features.experts.balanced_experts import BalancedExperts
 from engine_core.features.faults.deadlines import Deadlines
 from engine_core.features.faults.suspects import Suspects
 from engine_core.features.grammar.answer_bounds import AnswerBounds
@@ -12,6 +13,8 @@ from engine_core.features.guesses.drafts import make_drafts
 from engine_core.features.media.media_checks import TextAlone
 from engine_core.features.media.media_items import MediaItems
 from engine_core.features.media.source_blocks import SourceBlocks
+from engine_core.features.states.prefix_states import PrefixStates
+from engine_core.scheduling.cache.states import StatePool
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
 from worker.disk.disk import Disk
@@ -24,8 +27,9 @@ def make_scheduler(
     """Make the scheduler of a loaded model, with its features; `disk` keeps prefixes, if something does."""
     core = Scheduler(config, facts, vocab_size)
     features: list[Feature] = []
+    states = StatePool(facts.remembered_states) if facts.remembered_states and core.caches else None
     if disk is not None:
-        features.append(DiskPrefixes(core, disk))  # what is back may be in the step that is planned next
+        features.append(DiskPrefixes(core, disk, states))  # what is back may be in the next step
     if config.worker.lora.enable_lora:
         by_priority = config.scheduling_policy == "priority"
         features.append(AdapterTurns(config.worker.lora, by_priority=by_priority))
@@ -35,9 +39,20 @@ def make_scheduler(
         features.append(SourceBlocks(config, facts, vocab_size))
     if takes_media or facts.whole_prompts:
         features.append(MediaItems(config, facts))
-    features.append(AnswerBounds(core, config.depth - 1))
+    if states is not None:
+        features.append(PrefixStates(core.cache, states))  # before who preempts what has landed
+    bounds, suspects, deadlines = (
+        AnswerBounds(core, vocab_size, config.depth - 1),
+        Suspects(core),
+        Deadlines(core),
+    )
+    features.append(bounds)
     if (drafts := make_drafts(config, facts, core)) is not None:
         features.append(drafts)
-    features += [Suspects(core), Deadlines(core)]
+    if config.enable_eplb:
+        features.append(BalancedExperts())
+    features += [suspects, deadlines]
     core.hooks.install(features)
+    for each in (bounds, suspects, deadlines):
+        core.hooks.rest(each)  # until a request needs it
     return core

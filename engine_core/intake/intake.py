@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from pathlib import Path
 
 import zmq
 
+from engine_core.executor import CallQueue
 from engine_core.features.adapters.adapter_table import AdapterTable
 from engine_core.features.adapters.adapter_turns import AdapterTurns
+from engine_core.features.grammar.answer_bounds import AnswerBounds
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.intake.static_queries import StaticQueries
@@ -19,13 +22,16 @@ from engine_core.scheduling.scheduler import Scheduler
 class Intake:
     """Takes requests in; whatever becomes of one, exactly one terminal answer follows."""
 
-    def __init__(self, ready: Ready, scheduler: Scheduler, adapters: AdapterTable | None) -> None:
+    def __init__(self, ready: Ready, scheduler: Scheduler, calls: CallQueue) -> None:
+        """`calls`: those of workers, which load adapters."""
         self._ready = ready
         self._compile_queue: CompileQueue | None = None
         """Requests whose grammar is being compiled, once tokens are known by their bytes."""
         self._queries = StaticQueries.open(Path(ready.folder))
         """What answers queries without a step, if the model reads only documents."""
-        self.adapters = adapters
+        turns = scheduler.hooks.find(AdapterTurns)
+        self.adapters = None if turns is None else AdapterTable(turns.held, calls.begin)
+        """The adapters that requests may name, if they may name any."""
         self._outputs: OutputsByClient = {}
         self.use(scheduler)
 
@@ -45,10 +51,11 @@ class Intake:
         if self._compile_queue is not None:
             self._compile_queue.register(poller)
 
-    def heed(self) -> None:
-        """Note what threads for grammars have told, before it is looked at."""
+    def heed(self) -> bool:
+        """Note what threads for grammars have told -> whether there is something to do, or to be told."""
         if self._compile_queue is not None:
             self._compile_queue.heed()
+        return self.is_busy
 
     def __len__(self) -> int:
         """The number of requests here."""
@@ -67,11 +74,11 @@ class Intake:
         return bool(self._outputs) or (self.adapters is not None and self.adapters.has_news)
 
     @property
-    def next_look(self) -> float | None:
+    def next_look(self) -> float:
         """The time by which `advance` must be called, though nothing has happened."""
         adapters = None if self.adapters is None else self.adapters.next_look
         compiled = self._compile_queue.next_deadline if self._compile_queue else None
-        return adapters if compiled is None else compiled if adapters is None else min(adapters, compiled)
+        return min(inf if adapters is None else adapters, inf if compiled is None else compiled)
 
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
@@ -152,7 +159,11 @@ class Intake:
             self.adapters.set_paused([(client, request.id)], paused=True)
 
     def _schedule(self, client: int, request: Add, matcher: TokenMatcher | None, *, paused: bool) -> None:
-        answer = self._scheduler.add(client, request, time.monotonic(), matcher)
+        now = time.monotonic()
+        if matcher is None:
+            answer = self._scheduler.add(client, request, now)
+        else:
+            answer = self._scheduler.hooks.get(AnswerBounds).add(client, request, now, matcher)
         if answer is not None:
             self._outputs.setdefault(client, []).append(answer)
         if paused:

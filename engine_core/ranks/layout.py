@@ -6,7 +6,7 @@ import logging
 from typing import get_args
 
 from engine_core.config import EngineConfig, ProcessConfig, cluster_key_needed
-from engine_core.expert_options import balancing_of, transport_of
+from engine_core.options.expert_options import balancing_of, transport_of
 from models.config import ConfigError, ModelConfig
 from models.parallel.experts import Placement, check_experts, count_experts
 from models.parallel.rank_shares import check_cut

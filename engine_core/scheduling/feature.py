@@ -3,19 +3,21 @@
 A feature is an optional capability: a class in a folder of `engine_core/features/` that overrides the hooks
 it needs. `engine_core/features/installed.py` chooses those that a model with its options has, in the order in
 which they are called. The core keeps, for each hook, those that override it, so a feature that is not there
-costs no call. A feature knows the core, and no other feature; what it has to know of a sequence, it keeps.
+costs no call, nor, in a step, one that rests. A feature knows the core, and no other feature; what it has to
+know of a sequence, it keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from math import inf
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from engine_core.engine_stats import Stats
-from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
+from engine_core.protocol import Add, Failed, Finish, OutputsByClient, Tokens
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from worker.protocol import NewSeq, StepBounds, StepInput, StepOutput
+from worker.protocol import NewSeq, StepBounds, StepOutput
 from worker.worker_facts import WorkerFacts
 
 
@@ -104,9 +106,16 @@ class Feature:
     def complete(self, step: StepBuilder) -> None:
         """Add what the step has room for beside the rows that it has."""
 
-    def finish(self, step: StepInput) -> StepInput:
-        """Complete what a step tells the worker."""
-        return step
+    def forced(self, seq: Sequence) -> list[int]:
+        """Tell the next tokens of a sequence that is followed of which no other may come instead."""
+        return []
+
+    def fitting(self, seq: Sequence, tokens: list[int]) -> int:
+        """Tell how many of these tokens may come next in a sequence that is followed."""
+        return len(tokens)
+
+    def finish(self, step: StepBuilder) -> None:
+        """Complete the rows of a step, and what it tells the worker beside them (`step.told`)."""
 
     def release(self, seq: Sequence) -> None:
         """Take note that a sequence loses its slot."""
@@ -119,8 +128,16 @@ class Feature:
         Sequences that cannot go on end, and `outputs` gets their answers.
         """
 
-    def settle(self, seq: Sequence, guessed: int, held: int) -> None:
-        """Take note of a row with guesses that has landed, and how many of them held."""
+    def arrive(self, planned: PlannedStep, output: StepOutput) -> None:
+        """Take note of what a step has brought, before its rows land."""
+
+    def take(self, seq: Sequence, tokens: list[int], finish: Finish | None) -> Taken:
+        """Take the new tokens of a sequence that is followed (`Sequence.is_followed`).
+
+        `finish`: why the last of them ends the text, if it does. Returns how many of them count, why the last
+        of these ends the text, and why the sequence fails behind them, if it does.
+        """
+        return Taken(len(tokens), finish, "")
 
     def report(self, seq: Sequence, answer: Tokens) -> Tokens:
         """Complete an answer that tells the times of a request."""
@@ -138,8 +155,9 @@ class Feature:
         """Do what has become due, while so many steps are in flight; returns what clients get."""
         return {}
 
-    def next_time(self) -> float | None:
+    def next_time(self) -> float:
         """Tell the time by which `poll` has to be called, though no step lands and no request comes."""
+        return inf
 
     def waits(self) -> bool:
         """Say whether sequences wait for something outside of the engine that is under way."""
@@ -162,6 +180,14 @@ class Feature:
         return stats
 
 
+class Taken(NamedTuple):
+    """What became of new tokens of a sequence: how many count, what ends the text, and why it fails."""
+
+    counted: int
+    finish: Finish | None
+    refusal: str
+
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Feature)
@@ -171,6 +197,8 @@ class Hooks:
     """For each moment, the hooks of the features that do something then, in their order."""
 
     def __init__(self) -> None:
+        self._resting: set[Feature] = set()
+        """Features with nothing to do, of which hooks of each step are not called."""
         self.install(())
 
     def install(self, features: Iterable[Feature]) -> None:
@@ -182,7 +210,6 @@ class Hooks:
         self.forecast = self._overriding(Feature.forecast)
         self.leave = self._overriding(Feature.leave)
         self.may_pause = self._overriding(Feature.may_pause)
-        self.may_begin = self._overriding(Feature.may_begin)
         self.waits_for_landing = self._overriding(Feature.waits_for_landing)
         self.choose = self._overriding(Feature.choose)
         self.may_run = self._overriding(Feature.may_run)
@@ -194,26 +221,59 @@ class Hooks:
         self.admit = self._overriding(Feature.admit)
         self.add_row = self._overriding(Feature.add_row)
         self.complete = self._overriding(Feature.complete)
-        self.finish = self._overriding(Feature.finish)
         self.release = self._overriding(Feature.release)
         self.bind = self._overriding(Feature.bind)
-        self.settle = self._overriding(Feature.settle)
+        self.forced = self._overriding(Feature.forced)
+        self.fitting = self._overriding(Feature.fitting)
+        self.take = self._overriding(Feature.take)
+        self.arrive = self._overriding(Feature.arrive)
         self.report = self._overriding(Feature.report)
-        self.land_step = self._overriding(Feature.land_step)
         self.fail_step = self._overriding(Feature.fail_step)
-        self.poll = self._overriding(Feature.poll)
-        self.next_time = self._overriding(Feature.next_time)
-        self.waits = self._overriding(Feature.waits)
-        self.work_beside = self._overriding(Feature.work_beside)
         self.work_idle = self._overriding(Feature.work_idle)
         self.stop = self._overriding(Feature.stop)
         self.forget_prefixes = self._overriding(Feature.forget_prefixes)
         self.add_stats = self._overriding(Feature.add_stats)
+        self._install_each()
+
+    def _install_each(self) -> None:
+        """Install what is called in each step, or each time the engine looks whether there is one."""
+        self.may_begin = self._awake(Feature.may_begin)
+        self.finish = self._awake(Feature.finish)
+        self.land_step = self._awake(Feature.land_step)
+        self.poll = self._awake(Feature.poll)
+        self.next_time = self._awake(Feature.next_time)
+        self.waits = self._awake(Feature.waits)
+        self.work_beside = self._awake(Feature.work_beside)
+
+    def rest(self, feature: Feature) -> None:
+        """Call no hooks of each step of a feature that has nothing to do, until it wakes."""
+        if feature not in self._resting:
+            self._resting.add(feature)
+            self._install_each()
+
+    def wake(self, feature: Feature) -> None:
+        if feature in self._resting:
+            self._resting.remove(feature)
+            self._install_each()
 
     def find(self, kind: type[_F]) -> _F | None:
         """Find the installed feature of a class, for whoever owns the engine."""
         return next((each for each in self.features if isinstance(each, kind)), None)
 
+    def get(self, kind: type[_F]) -> _F:
+        """Get the feature of a class that is always installed."""
+        return next(each for each in self.features if isinstance(each, kind))
+
     def _overriding(self, hook: Callable[Concatenate[Any, _P], _R]) -> tuple[Callable[_P, _R], ...]:
-        name = hook.__name__
-        return tuple(getattr(each, name) for each in self.features if getattr(type(each), name) is not hook)
+        return _of(self.features, hook)
+
+    def _awake(self, hook: Callable[Concatenate[Any, _P], _R]) -> tuple[Callable[_P, _R], ...]:
+        return _of([each for each in self.features if each not in self._resting], hook)
+
+
+def _of(
+    features: Iterable[Feature], hook: Callable[Concatenate[Any, _P], _R]
+) -> tuple[Callable[_P, _R], ...]:
+    """The hook of each of these features that overrides it."""
+    name = hook.__name__
+    return tuple([getattr(each, name) for each in features if getattr(type(each), name) is not hook])

@@ -22,7 +22,7 @@ background work: planning takes a while, and steps end early."""
 
 
 class Pace:
-    """Bounds steps in time, learns from those that land, and divides their time among sequences."""
+    """Limits steps in time, learns from those that land, and divides their time among sequences."""
 
     def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
         self.step_time = StepTime(facts.timed_steps)
@@ -32,16 +32,11 @@ class Pace:
         self.busy = 0.0
         self._logs = config.enable_logging_iteration_details
         self._staged = config.pipeline_parallel_size > 1
-        self._in_flight: deque[PlannedStep] = deque()
+        self.in_flight: deque[PlannedStep] = deque()
         """The steps in flight, the oldest of which began at `_begun`."""
         self._begun = 0.0
         self.most_tokens = 1
         """The most tokens that a sequence gets of one step."""
-
-    @property
-    def newest(self) -> PlannedStep | None:
-        """The step that was planned last, if it is in flight."""
-        return self._in_flight[-1] if self._in_flight else None
 
     @property
     def plan_at(self) -> float:
@@ -52,24 +47,23 @@ class Pace:
         or steps may take as long as they like.
         """
         bound = self.step_bound
-        if not (bound.background and self._in_flight) or self._staged or not bound.is_bounded:
+        if not (bound.background and self.in_flight) or self._staged or not bound.is_bounded:
             return 0.0
-        expected = sum([planned.expected for planned in self._in_flight])
+        expected = sum([planned.expected for planned in self.in_flight])
         return self._begun + expected - max(_LEAD, _LEAD_PART * expected)
 
     def bound(self, step: StepBuilder) -> None:
         """Bound what can be added to a step that has its decoding rows."""
         waits = self.waits
-        waits.decoding, waits.decoding_rows = step.cost - self.step_time.step, step.rows
+        waits.decoding, waits.decoding_rows = step.cost - self.step_time.step, len(step.rows)
         step.left = self.step_bound.left(step.cost, waits.newcomers)
 
     def plan(self, planned: PlannedStep, now: float) -> None:
-        if not self._in_flight:
+        if not self.in_flight:
             self._begun = now
-        self._in_flight.append(planned)
-        for seq, row, cost in zip(planned.seqs, planned.step.seqs, planned.costs, strict=True):
-            if seq.backlog:
-                self.waits.reduce(seq, seq.backlog if row.samples or row.pools else min(seq.backlog, cost))
+        self.in_flight.append(planned)
+        if self.waits.prompts:
+            self.waits.plan(planned)
 
     def land(self, planned: PlannedStep, now: float, proposing: float = 0.0) -> float:
         """Learn from a step that has landed, and divide its time among its sequences.
@@ -77,7 +71,7 @@ class Pace:
         Returns its seconds, but for those that the drafter took behind it.
         """
         seconds, self._begun = now - self._begun, now
-        self._in_flight.popleft()
+        self.in_flight.popleft()
         self.busy += seconds
         if self._logs:
             self._tell(planned, seconds)
@@ -85,8 +79,8 @@ class Pace:
         each, scale = planned.step_cost / len(planned.seqs), seconds / planned.expected
         for seq, cost in zip(planned.seqs, planned.costs, strict=True):
             if not seq.done:
-                seq.steps += 1
-                seq.compute += (each + cost) * scale
+                seq.record.steps += 1
+                seq.record.compute += (each + cost) * scale
         return seconds - proposing
 
     def _tell(self, planned: PlannedStep, seconds: float) -> None:
@@ -101,10 +95,10 @@ class Pace:
 
     def charge_in_flight(self, seq: Sequence) -> None:
         """Charge a sequence that ends for its rows in steps in flight, whose outcome it does not need."""
-        for planned in self._in_flight:
+        for planned in self.in_flight:
             for other, cost in zip(planned.seqs, planned.costs, strict=True):
                 if other is seq:
-                    seq.compute += planned.step_cost / len(planned.seqs) + cost
+                    seq.record.compute += planned.step_cost / len(planned.seqs) + cost
 
     def begin_decoding(self, seq: Sequence) -> None:
         """Count a sequence that has got its first token."""
@@ -114,7 +108,7 @@ class Pace:
     def leave(self, seq: Sequence) -> None:
         """Forget a sequence that has ended."""
         self.waits.leave(seq)
-        if seq.first_token is not None:
+        if seq.record.first_token is not None:
             self.decoding -= 1
             self.step_bound.readers -= seq.request.streams
 
@@ -122,8 +116,8 @@ class Pace:
         self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None
     ) -> float:
         """The seconds until `own` has its first answer; without it, until all have that wait in a class."""
-        expected = sum([planned.expected for planned in self._in_flight])
-        in_flight = max(0.0, expected - (now - self._begun)) if self._in_flight else 0.0
+        expected = sum([planned.expected for planned in self.in_flight])
+        in_flight = max(0.0, expected - (now - self._begun)) if self.in_flight else 0.0
         return in_flight + self.waits.expected(work_class, slots, own)
 
     def least_seconds(self, seq: Sequence) -> float:

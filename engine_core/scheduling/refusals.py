@@ -57,10 +57,8 @@ def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
             "ask for fewer tokens"
         )
     if isinstance(add.params, Pooling):
-        if add.grammar is not None or add.thinking is not None:
-            return "a text that is pooled has no answer: it takes no grammar and no thinking budget"
         return _bad_pooling(add.params, facts)
-    return _bad_sampling(add, add.params, vocab_size, facts)
+    return _bad_sampling(add.params, vocab_size, facts)
 
 
 def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
@@ -93,16 +91,16 @@ def _bad_pooling(params: Pooling, facts: WorkerFacts) -> str | None:
     return None
 
 
-def _bad_sampling(add: Add, params: Sampling, vocab_size: int, facts: WorkerFacts) -> str | None:
+def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str | None:
     if "generate" not in facts.tasks and "transcription" not in facts.tasks:
         return f"this model does not generate; its tasks are {', '.join(facts.tasks)}"
-    for name, ids in _named_ids(add, params):
+    for name, ids in _named_ids(params):
         if not all_within(ids, vocab_size):
             return f"{name} has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
 
-def _named_ids(add: Add, params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
+def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
     yield "stop_token_ids", params.stop_token_ids
     yield "allowed_token_ids", params.allowed_token_ids
     yield "logit_bias", params.logit_bias
@@ -113,9 +111,6 @@ def _named_ids(add: Add, params: Sampling) -> Iterable[tuple[str, Collection[int
         yield "timestamps", (rules.first, rules.end, rules.none)
     for words in params.bad_words:
         yield "bad_words", words
-    if (thinking := add.thinking) is not None:
-        for marker in (thinking.marker, *thinking.opens, *thinking.ends):
-            yield "a marker of thinking", marker
 
 
 def all_within(ids: Collection[int], vocab_size: int) -> bool:

@@ -24,7 +24,6 @@ from collections.abc import Iterable
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
-from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.feature import Hooks
@@ -41,7 +40,7 @@ from engine_core.scheduling.queue.waiting import (
 )
 from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
 from engine_core.scheduling.refusals import check_config, refusal, token_limit
-from engine_core.scheduling.sequence import Key, Sequence
+from engine_core.scheduling.sequence import Key, Place, Record, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import StepResults, put
@@ -69,12 +68,17 @@ class Scheduler:
         """All sequences that wait, run or are paused."""
         self.paused = PausedSequences(self.live, self.waiting, self.hooks)
         self._config, self._facts, self._vocab_size = config, facts, vocab_size
-        self._caches = config.enable_prefix_caching and facts.causal and facts.remembered_states != 0
+        self.caches = config.enable_prefix_caching and facts.keeps_prefixes
+        self.depth = config.depth
+        """The most steps in flight."""
+        by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
+        self._decodes_ahead = by_default and facts.device == "cpu"
+        """Whether steps are planned ahead only while some sequence decodes."""
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
-        self.cache = CacheManager(facts, self.hooks, caches=self._caches)
+        self.cache = CacheManager(facts, self.hooks, caches=self.caches)
         self._shares = TimeShares()
-        self.only: list[Sequence] | None = None
+        self.only: list[Sequence] = []
         """The only sequences that may be in steps, if not all may; none is planned ahead then."""
         self.preemption = Preemption(self.waiting, self.owners, self.preempt, by_priority=by_priority)
         self.results = StepResults(
@@ -87,9 +91,7 @@ class Scheduler:
 
     # Requests come and go.
 
-    def add(
-        self, client: int, request: Add, now: float, matcher: TokenMatcher | None = None
-    ) -> Admitted | Failed | None:
+    def add(self, client: int, request: Add, now: float) -> Admitted | Failed | None:
         """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
         if refused := self.refusal(client, request):
             return refused
@@ -97,7 +99,7 @@ class Scheduler:
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
-        seq = Sequence(key, request, place, limit, arrived, owner, matcher)
+        seq = Sequence(key, request, place, limit, owner, Record(arrived))
         for enter in self.hooks.enter:
             enter(seq)
         self.live[key] = seq
@@ -107,17 +109,17 @@ class Scheduler:
         if seq.resumed:
             self.pace.begin_decoding(seq)
         else:
-            seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
+            seq.record.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
         for forecast in self.hooks.forecast:
             if failed := forecast(seq, now):
                 self.end(seq)
                 return failed
-        if seq.expected is not None and request.streams and seq.expected >= _WORTH_SAYING:
-            return Admitted(request.id, seq.expected)
+        if seq.record.expected is not None and request.streams and seq.record.expected >= _WORTH_SAYING:
+            return Admitted(request.id, seq.record.expected)
         return None
 
     def refusal(self, client: int, request: Add, elsewhere: int = 0) -> Failed | None:
-        """Why a request cannot be taken in; so many others wait for a grammar or an adapter."""
+        """Why a request cannot be taken in; so many others wait elsewhere."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         facts = self._facts
@@ -137,26 +139,14 @@ class Scheduler:
         return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
-        """End requests in whatever state they are. Those that have ended already are passed over."""
+        """End requests, wherever they are. Those that have ended already are passed over."""
         outputs: OutputsByClient = {}
         for seq in [self.live[key] for key in keys if key in self.live]:
             put(outputs, seq, self.results.aborted(seq, now))
             self.end(seq)
         return outputs
 
-    def poll(self, now: float, in_flight: int) -> OutputsByClient:
-        """Do what has become due, while so many steps are in flight; returns what clients get."""
-        outputs: OutputsByClient = {}
-        for poll in self.hooks.poll:
-            for client, new in poll(now, in_flight).items():
-                outputs.setdefault(client, []).extend(new)
-        return outputs
-
     # A step is planned.
-
-    @property
-    def depth(self) -> int:
-        return self._config.depth
 
     def may_plan(self, in_flight: int) -> bool:
         """Whether a step may be planned while so many others are in flight.
@@ -164,12 +154,9 @@ class Scheduler:
         By default a CPU plans ahead only for sequences that decode, which are in every step. Prompts would
         be spread over two steps, which take longer than one with all, and newcomers would wait for both.
         """
-        if self.only is not None:
+        if self.only:
             return not in_flight
-        config = self._config
-        by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
-        alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
-        if in_flight >= (1 if alone else config.depth):
+        if in_flight >= (1 if self._decodes_ahead and not self.pace.decoding else self.depth):
             return False
         if in_flight:
             for waits_for_landing in self.hooks.waits_for_landing:
@@ -180,19 +167,19 @@ class Scheduler:
     @property
     def may_admit(self) -> bool:
         """Whether the next step may have a sequence that waits."""
-        return bool(self.cache.free_slots and not self.cache_full and self.waiting.classes())
+        waiting = self.waiting
+        return bool(self.cache.free_slots and not self.cache_full and waiting.count and waiting.classes())
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
-        self.cache.begin_step()
         step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks)
         for may_begin in self.hooks.may_begin:
             if not may_begin(now):
                 return None
-        if self.only is None:
-            self._plan(step, now)
-        else:
+        if self.only:
             self._plan_only(self.only, step, now)
+        else:
+            self._plan(step, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
@@ -206,13 +193,13 @@ class Scheduler:
         Sequences that cannot go on end, and `outputs` gets their answers.
         """
         found = (bind(planned, outputs) for bind in self.hooks.bind)
-        return next((bounds for bounds in found if bounds is not None), None)
+        return next(filter(None, found), None)
 
     def _plan_only(self, group: list[Sequence], step: StepBuilder, now: float) -> None:
         """Add rows for these sequences, and for nobody else, who give way if there is no memory."""
         while True:
             for seq in list(group):
-                if seq.slot is not None:
+                if seq.place is Place.RUNNING:
                     self._continue(seq, step)
                 elif not step.full and (prefix := self.cache.match(seq)) is not None:
                     self._admit(seq, prefix, step, now)
@@ -235,8 +222,8 @@ class Scheduler:
                 (decodes if first else prefills[seq.work_class]).append(seq)
         if self._concurrent > 1 and len(self.owners.active) > 1:
             decodes.sort(key=keeping_place)  # a step of some of them has one that gets the memory it needs
-        for seq in decodes[: self._per_step(len(self.running))]:
-            if step.budget and seq.slot is not None:
+        for seq in decodes[: -(-len(self.running) // self._concurrent)]:
+            if step.budget and seq.place is Place.RUNNING:
                 self._continue(seq, step)
         self.pace.bound(step)
         self._fill(step, prefills, now)
@@ -246,7 +233,7 @@ class Scheduler:
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
         self.cache_full = False
-        most_running, most = self._per_step(len(self.running)), self._per_step(len(self.live))
+        most_running, most = -(-len(self.running) // self._concurrent), -(-len(self.live) // self._concurrent)
         waiting = self.waiting.classes() if self.waiting.count else set[WorkClass]()
         classes = waiting | {each for each, running in prefills.items() if running}
         self._shares.begin_step(classes)
@@ -254,16 +241,16 @@ class Scheduler:
             for running in prefills.values():
                 running.sort(key=used_by_owner)
         while classes and not step.full:
-            promoted = self.waiting.next_promoted if waiting and step.rows < most else None
+            promoted = self.waiting.next_promoted if waiting and len(step.rows) < most else None
             turn = self._shares.whose_turn(classes) if promoted is None else promoted.work_class
-            first = self.waiting.first(turn) if turn in waiting and step.rows < most else None
+            first = self.waiting.first(turn) if turn in waiting and len(step.rows) < most else None
             running = prefills[turn]
             ahead = first is not None and (
                 first is promoted or not running or comes_before(first, running[0])
             )
             if running and not ahead:
                 seq = running.pop(0)
-                if step.rows < most_running and seq.slot is not None:
+                if len(step.rows) < most_running and seq.place is Place.RUNNING:
                     cost = self._continue(seq, step)
                     self._shares.charge(turn, cost)
                     if not cost and seq.computed < seq.free_from:
@@ -288,18 +275,15 @@ class Scheduler:
         running = [seq for seq in self.running if not seq.paused] if self.paused else self.running
         return running if self._concurrent == 1 else [seq for seq in running if not seq.pending]
 
-    def _per_step(self, sequences: int) -> int:
-        """The share of so many sequences that one step takes."""
-        return -(-sequences // self._concurrent)
-
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
-        count = step.chunk(seq, seq.gap, seq.computed, alone=len(self.running) == 1)
-        fits = count and step.can_pool(seq, ends=count == seq.gap)
+        gap = seq.gap
+        count = step.chunk(seq, gap, seq.computed, alone=len(self.running) == 1)
+        fits = count and (not step.pooled or step.can_pool(seq, ends=count == gap))
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
             return 0.0
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        return step.add(seq, count, gained, self.cache.plan_states(seq, count))
+        return step.add(seq, count, gained)
 
     def _admit(self, seq: Sequence, prefix: Tables, step: StepBuilder, now: float) -> float | None:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
@@ -312,17 +296,17 @@ class Scheduler:
         self.pace.waits.count_answer(seq, -1)
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
-        self.cache.grow(seq, seq.computed + count)
-        again = seq.started is not None
+        again = seq.record.started is not None
         if not again:
-            seq.started, seq.cached = now, seq.computed
-            if self._caches:
+            seq.record.started, seq.record.cached = now, seq.computed
+            if self.caches:
                 self.counters.prefix_queries += seq.prompt_len
-                self.counters.prefix_hits += seq.cached
+                self.counters.prefix_hits += seq.record.cached
         step.enter(seq, slot, again=again)
+        self.cache.grow(seq, seq.computed + count)
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         blocks = [block for table in seq.tables for block in table]
-        return step.add(seq, count, blocks, self.cache.plan_states(seq, count))
+        return step.add(seq, count, blocks)
 
     def _grow(self, seq: Sequence, positions: int) -> list[int] | None:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
@@ -338,8 +322,8 @@ class Scheduler:
         self._release(seq)
         seq.computed = seq.pending = 0
         seq.void_before = self.counters.steps + 1
-        seq.prompt_logprobs = []
-        seq.preemptions += 1
+        seq.record.prompt_logprobs = []
+        seq.record.preemptions += 1
         self.counters.preemptions += 1
         self.pace.waits.enter(seq, 0)
         if not seq.paused:
@@ -358,9 +342,9 @@ class Scheduler:
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
         del self.live[seq.key]
-        if seq.slot is not None:
+        if seq.place is Place.RUNNING:
             self._release(seq)
-        elif not (seq.paused or seq.diverted):
+        elif seq.place is Place.WAITING and not seq.paused:
             self.waiting.remove(seq)
         self.paused.discard(seq)
         for leave in self.hooks.leave:

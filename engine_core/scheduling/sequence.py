@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from engine_core.engine_stats import Timing
-from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
@@ -20,6 +20,47 @@ Order = tuple[int, float, int]
 """Priority, the turn among texts to be pooled, and arrival. No two sequences have the same."""
 
 
+class Place(Enum):
+    """Says where a sequence is that has not ended."""
+
+    WAITING = auto()
+    """In the queue for a slot, unless it is paused."""
+    DIVERTED = auto()
+    """It waits for something outside of the queue, and not for a slot."""
+    RUNNING = auto()
+    """It has a slot, and blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """Keeps what clients are told of a sequence with its first answer, and when it has ended."""
+
+    arrived: float
+    started: float | None = None
+    first_token: float | None = None
+    expected: float | None = None
+    """The seconds from arrival to the first answer, as expected at arrival."""
+    cached: int = 0
+    """The tokens of its prompt that were found in the cache when it got a slot."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    preemptions: int = 0
+    steps: int = 0
+    compute: float = 0.0
+    """The seconds of its parts of steps."""
+
+    def timing(self, now: float) -> Timing:
+        started = now if self.started is None else self.started
+        first = now if self.first_token is None else self.first_token
+        return Timing(
+            queued=started - self.arrived,
+            prefill=first - started,
+            decode=now - first,
+            preemptions=self.preemptions,
+            steps=self.steps,
+            compute=self.compute,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     key: Key
@@ -28,16 +69,16 @@ class Sequence:
     """The lowest runs first when not all can run."""
     limit: int
     """The number of tokens, the prompt's included, at which the sequence ends."""
-    arrived: float
     owner: Owner
-    matcher: TokenMatcher | None = None
-    """What follows the text and says what may come next, for answers in a language."""
+    record: Record
 
     work_class: WorkClass = field(init=False)
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
     marks: list[tuple[int, bytes]] = field(default_factory=list)
     """What decides, from a position on, what is computed of it, beside its tokens and salt; in order."""
+    is_followed: bool = False
+    """Whether a feature takes each token of the answer, and may end it."""
     free_from: int = 0
     """The first position from which on no feature says how far it can be computed in a step."""
     computed: int = 0
@@ -49,39 +90,24 @@ class Sequence:
     """Steps in flight with lower numbers bring nothing for it: it was preempted after they were planned."""
     paused: bool = False
     """It is in no step and waits for no slot, because its reader does not keep up."""
-    diverted: bool = False
-    """It waits for something outside of the queue, and not for a slot."""
+    place: Place = Place.WAITING
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 
-    slot: int | None = None
+    slot: int = -1
     """The row in the worker's tables while the sequence runs."""
     tables: list[list[int]] = field(default_factory=list)
     """Its cache blocks, a table for each group of layers; the scratch block is where it has none any more."""
     published: int = 0
     """The number of leading blocks of each table that need not be published (again)."""
     hashes: list[bytes] = field(default_factory=list)
-    newest_state: bytes = b""
-    """The hash under which the newest state of its answer is remembered, if the model has states."""
-
-    cached: int = 0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    preemptions: int = 0
-    started: float | None = None
-    first_token: float | None = None
-    expected: float | None = None
-    """The seconds from arrival to the first answer, as expected at arrival."""
-    backlog: float = 0.0
-    """The seconds that its uncomputed prompt was expected to take when it came, less what is planned."""
-    steps: int = 0
-    compute: float = 0.0
 
     def __post_init__(self) -> None:
         self.work_class = class_of(self.request)
         self.tokens = list(self.request.tokens)
         if self.resumed:
-            self.started = self.arrived
-            self.first_token = self.request.began or self.arrived
+            self.record.started = self.record.arrived
+            self.record.first_token = self.request.began or self.record.arrived
 
     @property
     def id(self) -> int:
@@ -117,12 +143,12 @@ class Sequence:
         params = self.request.params
         if isinstance(params, Pooling):
             return False
-        return bool(params.stop_token_ids) or self.request.times_each or self.matcher is not None
+        return bool(params.stop_token_ids) or self.request.times_each or self.is_followed
 
     @property
     def owes_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are asked for and not sent yet."""
-        return self.first_token is None and self.wants_prompt_logprobs
+        return self.record.first_token is None and self.wants_prompt_logprobs
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -161,15 +187,3 @@ class Sequence:
                 marks = [(mark, position - at) for position, mark in self.marks[first:behind]]
             self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], marks))
         return self.hashes[index]
-
-    def timing(self, now: float) -> Timing:
-        started = now if self.started is None else self.started
-        first = now if self.first_token is None else self.first_token
-        return Timing(
-            queued=started - self.arrived,
-            prefill=first - started,
-            decode=now - first,
-            preemptions=self.preemptions,
-            steps=self.steps,
-            compute=self.compute,
-        )

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine_core.engine_stats import (
-    REARRANGEMENT_SECONDS,
-    STEP_ROWS,
-    STEP_SECONDS,
-    STEP_TOKENS,
-    ExpertStats,
-    PlainHistogram,
-    Stats,
-    StepBuckets,
-)
+from engine_core.engine_stats import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, PlainHistogram, Stats, StepBuckets
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.wait_forecast import Slots
-from worker.protocol import Balancedness, ExpertReport, StepOutput
 
+_AT_A_TIME = 64
+"""The steps that are counted at a time."""
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
 
 
@@ -28,43 +20,27 @@ class LandedSteps:
     """The times and the makeup of all steps that have landed."""
 
     def __init__(self) -> None:
-        self._seconds, self._tokens = PlainHistogram(STEP_SECONDS), PlainHistogram(STEP_TOKENS)
-        self._decoding, self._prompts, self._texts = (PlainHistogram(STEP_ROWS) for _ in range(3))
+        buckets = (STEP_SECONDS, STEP_TOKENS, STEP_ROWS, STEP_ROWS, STEP_ROWS)
+        self._all = [PlainHistogram(each) for each in buckets]
+        self._new: list[tuple[float, int, int, int, int]] = []
+        """What is counted of steps that are in no histogram yet."""
 
     def count(self, step: PlannedStep, seconds: float) -> None:
-        self._seconds.observe(seconds)
-        self._tokens.observe(step.tokens)
-        self._decoding.observe(len(step.seqs) - step.prompts - step.texts)
-        self._prompts.observe(step.prompts)
-        self._texts.observe(step.texts)
+        decoding = len(step.seqs) - step.prompts - step.texts
+        self._new.append((seconds, step.tokens, decoding, step.prompts, step.texts))
+        if len(self._new) >= _AT_A_TIME:
+            self._observe()
+
+    def _observe(self) -> None:
+        for histogram, values in zip(self._all, zip(*self._new, strict=True), strict=True):
+            histogram.observe_all(values)
+        self._new.clear()
 
     @property
     def buckets(self) -> StepBuckets:
-        of_rows = (self._decoding.buckets, self._prompts.buckets, self._texts.buckets)
-        return StepBuckets(self._seconds.buckets, self._tokens.buckets, *of_rows)
-
-
-class BalancedExperts:
-    """What the worker has told of experts that are balanced by load."""
-
-    def __init__(self) -> None:
-        self._seconds = PlainHistogram(REARRANGEMENT_SECONDS)
-        self._balancedness: Balancedness | None = None
-        self._tokens: dict[int, list[int]] = {}
-        self._told = False
-
-    def take(self, report: ExpertReport) -> None:
-        self._told = True
-        self._balancedness = report.balancedness or self._balancedness
-        self._tokens = report.tokens or self._tokens
-        for seconds in report.rearrangements:
-            self._seconds.observe(seconds)
-
-    @property
-    def stats(self) -> ExpertStats | None:
-        if not self._told:
-            return None
-        return ExpertStats(self._balancedness, self._seconds.buckets, self._tokens)
+        if self._new:
+            self._observe()
+        return StepBuckets(*[histogram.buckets for histogram in self._all])
 
 
 @dataclass(slots=True)
@@ -78,7 +54,6 @@ class Counters:
     step_tokens: int = 0
     kernel_compilations: int = 0
     landed: LandedSteps = field(default_factory=LandedSteps)
-    experts: BalancedExperts = field(default_factory=BalancedExperts)
 
     def stats(
         self,
@@ -106,13 +81,7 @@ class Counters:
             rates=pace.waits.rates(slots),
             landed=self.landed.buckets,
             kernel_compilations=self.kernel_compilations,
-            experts=self.experts.stats,
         )
-
-    def heed(self, output: StepOutput) -> None:
-        self.kernel_compilations = output.kernel_compilations
-        if output.experts is not None:
-            self.experts.take(output.experts)
 
 
 class StatsFilter:

@@ -1,4 +1,13 @@
-"""What becomes of a step that has landed: tokens are appended, blocks published, sequences ended."""
+"""What becomes of a step that has landed: tokens are appended, blocks published, sequences ended.
+
+The rows of a step land one after the other, in the order in which they were planned. A row brings nothing if
+its sequence has ended or was preempted meanwhile, and its sequence ends if the row has failed. Else the
+blocks that it has filled are published, so that others find them, and its tokens are appended up to one that
+ends the text; a feature that follows the sequence may end it sooner. What clients get is returned, and never
+sent from here.
+
+When a step has failed as a whole, its sequences are preempted, and computed again in smaller groups.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,6 @@ from itertools import repeat
 
 from msgspec.structs import replace
 
-from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, lacks_memory, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.feature import Hooks
@@ -24,11 +32,11 @@ from worker.protocol import (
 )
 
 Change = Callable[[Sequence], None]
-"""The type of a function that brings a sequence into another state."""
+"""The type of a function that changes what becomes of a sequence."""
 
 
 class StepResults:
-    """Turns what steps bring into new states of sequences, and into outputs for clients."""
+    """Brings sequences on by what steps bring, and turns that into outputs for clients."""
 
     def __init__(
         self,
@@ -51,35 +59,36 @@ class StepResults:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
         seconds = self._pace.land(planned, now, output.proposing)
         outputs: OutputsByClient = {}
+        for arrive in self._hooks.arrive:
+            arrive(planned, output)
         number, rows = planned.step.number, planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
             wanted = seq.land(number, row)
-            if row.kept and not (wanted and row.slot not in output.failed):
-                self._cache.land_states(seq, row, wanted=False)
+            if not wanted or row.slot in output.failed:
+                planned.dropped.add(row.slot)
             if not wanted:
                 continue  # it ended after this step was planned, or the step before failed
             if reason := output.failed.get(row.slot):
                 code = 400 if reason.startswith(REFUSED_ARGUMENTS) else 503 if reason == QUERY_GONE else 500
                 put(outputs, seq, self.fail(seq, code, reason))
                 continue
-            seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
+            seq.record.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
             self._cache.publish(seq, row.start + row.count)
             if row.samples:
                 tokens, entries = [token], [] if entry is None else [entry]
-                if row.guesses:
-                    held = output.held.get(row.slot, [])
-                    for settle in self._hooks.settle:
-                        settle(seq, len(row.guesses), len(held))
-                    tokens = [*held, token][: planned.counted.get(row.slot)]
+                if held := output.held.get(row.slot):
+                    tokens = [*held, token]
                     entries = output.held_logprobs.get(row.slot, []) + entries
                 for answer in self._append(seq, tokens, entries, now):
                     put(outputs, seq, answer)
-            if row.kept:
-                self._cache.land_states(seq, row, wanted=True)
             if row.pools:
                 vectors = output.pooled[row.slot]
-                put(outputs, seq, Pooled(seq.id, vectors, seq.cached, seq.timing(now), seq.expected))
+                put(
+                    outputs,
+                    seq,
+                    Pooled(seq.id, vectors, seq.record.cached, seq.record.timing(now), seq.record.expected),
+                )
                 self._end(seq)
         for land_step in self._hooks.land_step:
             land_step(planned, output, seconds)
@@ -91,8 +100,6 @@ class StepResults:
         """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
         self._pace.land(planned, now)
         number, rows = planned.step.number, list(zip(planned.seqs, planned.step.seqs, strict=True))
-        for seq, row in rows:
-            self._cache.land_states(seq, row, wanted=False)
         again = list(dict.fromkeys([seq for seq, row in rows if seq.land(number, row)]))
         for fail_step in self._hooks.fail_step:
             fail_step(planned, again, behind)
@@ -110,39 +117,32 @@ class StepResults:
     ) -> list[Tokens | Failed]:
         """Append the new tokens of a sequence, and end it if one of them ends the text -> the answers.
 
-        All but the last of them were guesses. What follows a token that ends the text is dropped.
+        What follows a token that ends the text is dropped.
         """
-        first = seq.first_token is None
+        first = seq.record.first_token is None
         if first:
-            seq.first_token = now
+            seq.record.first_token = now
             self._pace.begin_decoding(seq)
-        count, finish, refused = 0, None, ""
-        for token in tokens:
-            if seq.matcher is not None:
-                try:
-                    seq.matcher.take(token)
-                except GrammarError as error:
-                    refused = str(error)
-                    break
-            seq.tokens.append(token)
-            count += 1
-            if (finish := finish_reason(seq, token)) or (seq.matcher is not None and seq.matcher.late):
-                break  # what follows waits until the matcher says whether the text is complete
+        count, finish, refused = *count_to_end(seq, tokens), ""
+        if seq.is_followed:
+            for take in self._hooks.take:
+                count, finish, refused = take(seq, tokens[:count], finish)
         if not count:
             return [self.fail(seq, 400, refused)]
+        seq.tokens += tokens[:count]
         if count > 1:
             seq.computed += count - 1
             self._cache.publish(seq, seq.computed)
         if finish and seq.in_flight:
             self._pace.charge_in_flight(seq)
         answer = Tokens(
-            id=seq.id,
+            id=seq.key[1],
             tokens=tokens[:count],
             logprobs=logprobs[:count],
-            prompt_logprobs=seq.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
-            cached=seq.cached if first else 0,
+            prompt_logprobs=seq.record.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
+            cached=seq.record.cached if first else 0,
             finish=finish,
-            expected=seq.expected if first else None,
+            expected=seq.record.expected if first else None,
         )
         if finish or seq.request.times_each:
             answer = self.report(seq, answer, now)
@@ -158,7 +158,7 @@ class StepResults:
 
     def report(self, seq: Sequence, answer: Tokens, now: float) -> Tokens:
         """An answer with the times of its request, and with what features tell."""
-        answer = replace(answer, timing=seq.timing(now))
+        answer = replace(answer, timing=seq.record.timing(now))
         for report in self._hooks.report:
             answer = report(seq, answer)
         return answer
@@ -173,18 +173,16 @@ def put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Faile
     outputs.setdefault(seq.key[0], []).append(output)
 
 
-def finish_reason(seq: Sequence, token: int) -> Finish | None:
-    """The reason for which the token just appended is the last one, or None if it is not."""
-    params = seq.request.params
-    outputs_before = len(seq.tokens) - 1 - seq.prompt_len
-    if (
-        isinstance(params, Sampling)
-        and token in params.stop_token_ids
-        and outputs_before >= params.min_tokens
-    ):
-        return "stop"
-    if seq.matcher is not None and seq.matcher.late:
-        return None  # it may be complete
-    if seq.matcher is not None and seq.matcher.complete:
-        return "stop"
-    return "length" if len(seq.tokens) >= seq.limit else None
+def count_to_end(seq: Sequence, tokens: list[int]) -> tuple[int, Finish | None]:
+    """The number of new tokens up to the one that ends the text, and why it does; all if none does."""
+    params, known = seq.request.params, len(seq.tokens)
+    for count, token in enumerate(tokens, 1):
+        if (
+            isinstance(params, Sampling)
+            and token in params.stop_token_ids
+            and known + count - 1 - seq.prompt_len >= params.min_tokens
+        ):
+            return count, "stop"
+        if known + count >= seq.limit:
+            return count, "length"
+    return len(tokens), None

@@ -30,11 +30,11 @@ Work = list[float]
 """The amount of each term in a step, in the order above."""
 
 _OF_TOKEN = (20.0, 1.0, 1e-4, 0.2, 1.0)
-"""A first guess of the seconds of each term, as a multiple of those of a token."""
+"""The first estimate of the seconds of each term, as a multiple of those of a token."""
 _UNKNOWN_TOKEN = 1e-4
-"""The guess for a token itself, in seconds, if no step was timed at warm-up."""
+"""The estimate for a token itself, in seconds, if no step was timed at warm-up."""
 _LEAST = 1e-3
-"""The least seconds of a term, as a multiple of the first guess."""
+"""The least seconds of a term, as a multiple of the first estimate."""
 
 _MOST_LATEST, _MOST_SIZES = 64, 64
 _OF_SIZE, _OF_LINE = 0.3, 0.3
@@ -64,37 +64,29 @@ class StepTime:
         self.margin = _FIRST_MARGIN
         """The time within which nearly all steps end that fill their bound, as a multiple of the expected."""
         step, token = _first_line(timed)
-        self._seconds = [step, *(token * multiple for multiple in _OF_TOKEN[TOKEN:])]
-        """The seconds of each term."""
-        self._least = [seconds * _LEAST for seconds in self._seconds]
+        line = [step, *(token * multiple for multiple in _OF_TOKEN[TOKEN:])]
+        self._least = [seconds * _LEAST for seconds in line]
+        self._set(line)
         self._latest: deque[_Landed] = deque(maxlen=_MOST_LATEST)
         self._last: dict[tuple[int, ...], _Landed] = {}
         """The last step of each size, by the bits of its amounts."""
         self._landed = 0
         self._usual_error = _FIRST_ERROR
 
-    @property
-    def step(self) -> float:
-        """The seconds of a step, whatever it computes."""
-        return self._seconds[STEP]
-
-    @property
-    def row(self) -> float:
+    def _set(self, line: list[float]) -> None:
+        """Believe in these seconds of each term from now on."""
+        self._seconds = line
+        self.step, self.token, self.read, self.sample, _ = line
+        """The seconds of a step, whatever it computes, of a token, of a position that one attends to, and of
+        a row that is sampled."""
+        self.row = self.token + self.sample
         """The seconds of a row that computes a token and samples the next one."""
-        return self._seconds[TOKEN] + self._seconds[ROW]
-
-    @property
-    def single(self) -> float:
+        self.single = self.step + self.row
         """The seconds of a step of one such row."""
-        return self.step + self.row
 
     def tokens(self, count: float, reads: float) -> float:
         """The seconds of so many new tokens, which attend to so many positions in all."""
-        return self._seconds[TOKEN] * count + self._seconds[READ] * reads
-
-    def rows(self, count: float) -> float:
-        """The seconds of sampling so many rows."""
-        return self._seconds[ROW] * count
+        return self.token * count + self.read * reads
 
     def encoding(self, embeddings: float) -> float:
         """The seconds of encoding so many embeddings of media."""
@@ -106,7 +98,7 @@ class StepTime:
 
     def fitting(self, seconds: float, start: int) -> int:
         """The number of tokens from position `start` on that can be computed within this time."""
-        token, read = self.tokens(1, start), self._seconds[READ] / 2
+        token, read = self.tokens(1, start), self.read / 2
         return int(2 * seconds / (token + sqrt(token * token + 4 * read * seconds)))
 
     def learn(self, work: Work, seconds: float, *, fills: bool) -> None:
@@ -122,7 +114,7 @@ class StepTime:
         self._usual_error += _ERROR_RATE * (min(error, most) - self._usual_error)
         self._landed += 1
         self._latest.append((work, seconds, 1.0))
-        size = tuple([int(amount).bit_length() for amount in work])
+        size = tuple(map(int.bit_length, map(int, work)))
         self._last.pop(size, None)
         self._last[size] = work, seconds, _OF_SIZE
         if len(self._last) > _MOST_SIZES:
@@ -139,12 +131,12 @@ class StepTime:
 
     def _fit(self) -> None:
         """Set the whole line, and then each term while the others stay, to what fits best."""
-        line, most, errors = self._seconds, exp(self._most_error), list[list[float]]()
+        line, most, errors = list(self._seconds), exp(self._most_error), list[list[float]]()
         for work, seconds, weight in (*self._latest, *self._last.values()):
             expected = sum(map(mul, line, work))
             scale = weight / expected
             counted = min(most, max(1 / most, seconds / expected))
-            errors.append([*(amount * scale for amount in work), counted * weight])
+            errors.append([*map(scale.__mul__, work), counted * weight])
         columns = list(zip(*errors, strict=True))
         products = [[float(sum(map(mul, one, other))) for other in columns] for one in columns[:-1]]
         for term, seconds in enumerate(line):
@@ -155,6 +147,7 @@ class StepTime:
             for term, (*row, takes) in enumerate(products):
                 rest = takes - sum(map(mul, row, line))
                 line[term] = max(self._least[term], line[term] + rest / row[term])
+        self._set(line)
 
     def _learn_margin(self, ratio: float) -> None:
         """Move the margin towards the ratio below which that quantile of all steps lies."""

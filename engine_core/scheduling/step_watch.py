@@ -34,13 +34,12 @@ _PARTS = (
     ("idle work", "_engine", "prepare", _MOST),
     ("outputs", "", "_write", _MOST),
     ("step", "_engine", "step", _MOST),
-    ("intake", "_engine._intake", "advance", _MOST),
-    ("poll", "_engine._scheduler", "poll", _MOST),
+    ("intake", "_engine.intake", "advance", _MOST),
     ("preparation", "_engine._preparation", "run", inf),
     ("plan", "_engine._scheduler", "schedule", _MOST),
-    ("submission", "_engine", "_submit", _MOST),
+    ("submission", "_engine._in_flight", "submit", _MOST),
     ("bounds", "_engine._scheduler", "bind", _MOST),
-    ("waiting for the worker", "_engine", "_wait_for", inf),
+    ("waiting for the worker", "_engine._in_flight", "take", inf),
     ("landing", "_engine", "_finish", _MOST),
 )
 """The name of each part, the way from the engine's loop to the owner of its method, the method, and the
@@ -84,7 +83,6 @@ class StepWatch:
         self._core_waits = CoreWaits()
         self._landed_waits = self._core_waits.seconds
         """The seconds for which threads had waited for cores when a step landed last."""
-        self._in_flight: Sized = attrgetter("_engine._in_flight")(loop)
         self._waited = 0.0
         """The seconds for which the thread has waited while the oldest step was in flight."""
         self._open: list[_Part] = []
@@ -115,21 +113,25 @@ class StepWatch:
 
     def _measured(self, call: _Method, name: str, most: float) -> _Method:
         def measured(*args: Any, **kwargs: Any) -> Any:
-            waits = self._core_waits.seconds
+            waits, in_flight = self._core_waits.seconds, bool(self._steps_in_flight())
             self._open.append(_Part(name, most, time.monotonic(), time.thread_time(), waits))
             try:
                 return call(*args, **kwargs)
             finally:
-                self._close(self._open.pop())
+                self._close(self._open.pop(), in_flight=in_flight)
 
         return measured
 
-    def _close(self, part: _Part) -> None:
+    def _steps_in_flight(self) -> Sized:
+        return attrgetter("_engine._in_flight.steps")(self._loop)
+
+    def _close(self, part: _Part, *, in_flight: bool) -> None:
+        """Judge a part that has ended. `in_flight`: whether a step was when it began."""
         whole, computed = time.monotonic() - part.began, time.thread_time() - part.computed
         if self._open:
             self._open[-1].inner += whole
             self._open[-1].inner_computed += computed
-        if part.most == inf and self._in_flight:
+        if part.most == inf and in_flight:
             self._waited += whole
         own = whole - part.inner
         if own > part.most:
@@ -143,8 +145,7 @@ class StepWatch:
         """
 
         def judge_and_count(planned: PlannedStep, seconds: float) -> None:
-            waited = self._waited + sum(time.monotonic() - part.began for part in self._open[-1:])
-            own, most = min(seconds, waited), TIMES * max(EXPECTED_SECONDS, planned.expected)
+            own, most = min(seconds, self._waited), TIMES * max(EXPECTED_SECONDS, planned.expected)
             if own > most:
                 own -= self._core_waits.update() - self._landed_waits
             _judge("worker", own, most)

@@ -13,8 +13,9 @@ from math import log
 from engine_core.engine_stats import Rates, expected_length
 from engine_core.scheduling.queue.owner_shares import Backlog
 from engine_core.scheduling.queue.work_classes import WEIGHTS, WorkClass
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Place, Sequence
 from engine_core.scheduling.step_bound import StepBound
+from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_time import StepTime
 
 _PRIOR = 100.0
@@ -63,6 +64,8 @@ class WaitForecast:
         self._step_time, self._bound, self._causal = step_time, bound, causal
         self._backlog = Backlog()
         self._lengths = AnswerLengths()
+        self.prompts: dict[Sequence, float] = {}
+        """What the uncomputed prompt of each sequence was expected to take, less what is planned."""
         self.decoding, self.decoding_rows = 0.0, 0
         """What the decoding rows of the step planned last take, and their number."""
 
@@ -75,9 +78,10 @@ class WaitForecast:
         """Count a sequence that waits, and whose prompt begins with so many cached tokens."""
         count = len(seq.tokens) - cached
         reads = count * cached + count * count // 2 if self._causal else count * count
-        seq.backlog = self._step_time.tokens(count, reads) + self._step_time.rows(not seq.pools)
+        seconds = self._step_time.tokens(count, reads) + self._step_time.sample * (not seq.pools)
+        self.prompts[seq] = seconds
         for backlog in (self._backlog, seq.owner.backlog):
-            backlog.prompts[seq.work_class] += seq.backlog
+            backlog.prompts[seq.work_class] += seconds
         self.count_answer(seq, 1)
 
     def count_answer(self, seq: Sequence, sign: int) -> None:
@@ -86,18 +90,25 @@ class WaitForecast:
             for backlog in (self._backlog, seq.owner.backlog):
                 backlog.add_answer(seq.left, may_stop=seq.may_stop, sign=sign)
 
-    def reduce(self, seq: Sequence, seconds: float) -> None:
-        """Count so much of a sequence's prompt no more, because a step that computes it is planned."""
-        seq.backlog -= seconds
+    def plan(self, planned: PlannedStep) -> None:
+        """Count no more what a step that is planned computes of prompts."""
+        for seq, row, cost in zip(planned.seqs, planned.step.seqs, planned.costs, strict=True):
+            if (left := self.prompts.get(seq, 0.0)) > cost and not (row.samples or row.pools):
+                self.prompts[seq] = left - cost
+                self._reduce(seq, cost)
+            elif left:
+                self._reduce(seq, self.prompts.pop(seq))
+
+    def _reduce(self, seq: Sequence, seconds: float) -> None:
         for backlog in (self._backlog, seq.owner.backlog):
             backlog.prompts[seq.work_class] -= seconds
 
     def leave(self, seq: Sequence) -> None:
         """Forget a sequence that has ended, but for the length of its answer."""
-        self.reduce(seq, seq.backlog)
-        if seq.slot is None:
+        self._reduce(seq, self.prompts.pop(seq, 0.0))
+        if seq.place is not Place.RUNNING:
             self.count_answer(seq, -1)
-        if seq.first_token is not None and seq.may_stop:
+        if seq.record.first_token is not None and seq.may_stop:
             self._lengths.learn(len(seq.tokens) - seq.prompt_len, stopped=seq.left > 0)
 
     def expected(self, work_class: WorkClass, slots: Slots | None, own: Sequence | None = None) -> float:

@@ -44,8 +44,8 @@ class OrderHandler:
         """What a server is told that has just connected."""
         engine = self._engine
         yield protocol.Progress(phase="ready", fraction=1.0, folder=engine.ready.folder)
-        if engine.adapters is not None:
-            yield from engine.adapters.all_states
+        if engine.intake.adapters is not None:
+            yield from engine.intake.adapters.all_states
         yield engine.ready
         if engine.asleep:
             yield protocol.Progress("asleep", 1.0, engine.ready.folder)
@@ -60,7 +60,7 @@ class OrderHandler:
                 for add in adds:
                     engine.add(client, add)
             case protocol.Spelling():
-                engine.spell(request)
+                engine.intake.spell(request)
             case protocol.Abort(ids):
                 engine.abort(client, ids)
             case protocol.Pause(ids):
@@ -80,13 +80,13 @@ class OrderHandler:
                 if abort:
                     engine.abort_all()
             case LoadAdapter(adapter, facts):
-                if engine.adapters is not None:
-                    engine.adapters.load(adapter, facts)
+                if engine.intake.adapters is not None:
+                    engine.intake.adapters.load(adapter, facts)
                 else:
                     self._send(client, AdapterState(adapter, error=_WITHOUT_ADAPTERS))
             case DropAdapter(name):
-                if engine.adapters is not None:
-                    engine.adapters.drop(name)
+                if engine.intake.adapters is not None:
+                    engine.intake.adapters.drop(name)
             case protocol.CallWorkers() if engine.asleep:
                 asleep = WorkerReturn(0, error="the model is asleep")
                 self._send(client, protocol.Returned(request.id, [asleep]))
@@ -97,7 +97,7 @@ class OrderHandler:
         """Send what has come of calls of workers and of adapters since the last time."""
         for client, returned in self._engine.calls.take():
             self._send(client, returned)
-        if (adapters := self._engine.adapters) is not None:
+        if (adapters := self._engine.intake.adapters) is not None:
             for state in adapters.take_states():
                 self._send_all(state)
 

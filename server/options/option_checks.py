@@ -145,8 +145,8 @@ def _check_nodes(config: ServerConfig) -> None:
 def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     # after `serve` has checked whose `models` this is
-    from engine_core.expert_options import balancing_of
-    from engine_core.guess_options import read_guess_options
+    from engine_core.options.expert_options import balancing_of
+    from engine_core.options.guess_options import read_guess_options
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size

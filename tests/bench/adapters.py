@@ -85,19 +85,19 @@ def by_zipf(adapters: list[Adapter], seed: int) -> Iterator[Adapter]:
 
 def load_all(engine: Engine, adapters: list[Adapter]) -> None:
     """Load adapters one after another, each in the place of the one that was used longest ago."""
-    assert engine.adapters is not None
+    assert engine.intake.adapters is not None
     for each in adapters:
-        engine.adapters.load(each)
+        engine.intake.adapters.load(each)
     while engine.busy:
         engine.step()
-        engine.adapters.take_states()
+        engine.intake.adapters.take_states()
 
 
 def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) -> Round:
     """Run so many requests, so many at a time; each has a prompt of its own."""
-    assert engine.adapters is not None
+    assert engine.intake.adapters is not None
     draw, begun, live = random.Random(1), 0, dict[int, float]()
-    slowest, before = 0.0, sum(engine.adapters.stats.loads.counts)
+    slowest, before = 0.0, sum(engine.intake.adapters.stats.loads.counts)
     since = time.perf_counter()
     while begun < given.requests or live:
         while begun < given.requests and len(live) < given.at_once:
@@ -111,7 +111,7 @@ def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) 
             if isinstance(output, Tokens) and output.finish:
                 slowest = max(slowest, time.perf_counter() - live.pop(output.id))
     seconds = time.perf_counter() - since
-    return Round(given.requests / seconds, sum(engine.adapters.stats.loads.counts) - before, slowest)
+    return Round(given.requests / seconds, sum(engine.intake.adapters.stats.loads.counts) - before, slowest)
 
 
 def main() -> None:

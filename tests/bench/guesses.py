@@ -29,7 +29,7 @@ from engine_core.engine import Engine
 from engine_core.executor import InlineExecutor, StepFuture
 from engine_core.features.guesses.drafts import Drafts
 from engine_core.features.guesses.guesser import Guesser
-from engine_core.guess_options import GuessOptions
+from engine_core.options.guess_options import GuessOptions
 from engine_core.protocol import Add, Tokens
 from models.checkpoint.hub import DEMO
 from server.options.option_table import assemble
@@ -255,7 +255,7 @@ def new_guesser(engine: Engine, method: str, given: argparse.Namespace) -> Guess
         most_match=most,
     )
     line = engine._scheduler.pace.step_time  # pyright: ignore[reportPrivateUsage]
-    return Guesser(options, engine.ready.worker, line)
+    return Guesser(options, engine.ready.worker, line, lambda seq: [])
 
 
 def measure(

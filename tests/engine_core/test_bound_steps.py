@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from math import inf
 
 import pytest
 from bound_life import POISON, BoundExecutor, Life
@@ -119,7 +120,7 @@ def test_who_leaves_while_it_is_late_leaves_nothing() -> None:
         life.step(wait=False)
     life.engine.abort(0, [0])
     life.step(wait=False)
-    assert not life.engine.busy and life.engine.next_deadline is None
+    assert not life.engine.busy and life.engine.next_deadline == inf
 
 
 def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> None:
@@ -130,7 +131,7 @@ def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> No
     assert [each.number for each in executor.told] == [1], "the first waits for no token"
     life.step(wait=False)
     life.step(wait=False)
-    assert len(executor.submitted) == 3
+    assert len(executor.submitted) == 4, "as many as may be in flight, and one behind that which has landed"
     assert [each.number for each in executor.told] == [1, 2], "the third waits for the token of the second"
     life.run()
     assert life.matchers[0].asked == list(range(9)), "one mask for each token"
@@ -152,7 +153,9 @@ def test_an_answer_that_was_complete_is_not_taken_up_again() -> None:
     life = Life.of(BoundExecutor(facts()))
     language = Language(shortest=1)
     whole = language.reference([1], 30)
-    life.engine.add(0, Add(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language))
-    life.collect(life.engine.take_outputs())
+    life.engine.intake.add(
+        0, Add(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language)
+    )
+    life.collect(life.engine.intake.take_outputs())
     [answer] = life.answers[0]
     assert isinstance(answer, Failed) and answer.code == 400

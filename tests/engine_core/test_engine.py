@@ -17,6 +17,7 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import STEPS_BETWEEN
+from engine_core.features.experts.balanced_experts import BalancedExperts
 from engine_core.protocol import Add, Failed, Progress, Tokens
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput
@@ -91,7 +92,7 @@ def test_a_worker_prepares_things_under_load_with_no_step_in_flight(model: Path,
             number += 1
             engine.add(0, add(number, [number % 20 + 5, 3], 40))
         before = len(made[0].prepared)
-        in_flight = len(engine._in_flight)  # pyright: ignore[reportPrivateUsage]
+        in_flight = len(engine._in_flight.steps)  # pyright: ignore[reportPrivateUsage]
         engine.step()
         assert len(made[0].prepared) == before or in_flight == 0
         steps = made[0].submitted
@@ -210,6 +211,7 @@ class Balancing(FakeExecutor):
 
 def test_news_of_experts_are_gathered(model: Path) -> None:
     engine = Engine.start(engine_config(model), lambda _: None, Balancing)
+    engine._scheduler.hooks.install([BalancedExperts()])  # pyright: ignore[reportPrivateUsage]
     assert engine.stats().experts is None
     engine.add(0, add(1, [1, 2], 8))
     run(engine)

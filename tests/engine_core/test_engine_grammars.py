@@ -34,7 +34,7 @@ def start(*, spelled: bool = True, **changes: object) -> Engine:
     ready = changed(READY, vocab_size=VOCAB, folder="")
     engine = Engine(ready, make_scheduler(config(**changes), found, VOCAB), BoundExecutor(found))
     if spelled:
-        engine.spell(SPELLING)
+        engine.intake.spell(SPELLING)
     return engine
 
 
@@ -75,7 +75,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def compiler_of(engine: Engine) -> SlowCompiler:
-    queue = engine._intake._compile_queue  # pyright: ignore[reportPrivateUsage]
+    queue = engine.intake._compile_queue  # pyright: ignore[reportPrivateUsage]
     compiler = queue and queue._compiler  # pyright: ignore[reportPrivateUsage]
     assert isinstance(compiler, SlowCompiler)
     return compiler

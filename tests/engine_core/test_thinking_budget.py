@@ -70,13 +70,13 @@ def test_answers_are_those_of_the_rules(
         language = Language(wakes=thinking.marker[0])
     expected = reference(thinking, language, 24)
     matcher = None if language is None else ToyMatcher(language)
-    life.engine.add(0, Add(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), matcher)
+    life.engine.intake.add(0, Add(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), matcher)
     begun = len(expected) // 2
     if begun:  # another engine has begun it
         again = Add(
             1, PROMPT + expected[:begun], Sampling(max_tokens=24), prompt_len=len(PROMPT), thinking=thinking
         )
-        life.engine.add(0, again, None if language is None else ToyMatcher(language))
+        life.engine.intake.add(0, again, None if language is None else ToyMatcher(language))
     life.run()
     assert life.text(0) == expected
     if begun:
@@ -106,7 +106,7 @@ def test_only_the_last_steps_before_it_is_spent_are_bound(steps_ahead: int) -> N
 )
 def test_budgets_that_cannot_be_kept_are_refused(thinking: Thinking, words: str) -> None:
     life = Life.of(BoundExecutor(facts()))
-    life.engine.add(0, Add(0, PROMPT, Sampling(max_tokens=4), thinking=thinking))
+    life.engine.intake.add(0, Add(0, PROMPT, Sampling(max_tokens=4), thinking=thinking))
     life.engine.add(0, Add(1, PROMPT, Pooling(task="embed"), thinking=Thinking(1, (1,))))
     life.collect(life.engine.take_outputs())
     [failed], [pooled] = life.answers[0], life.answers[1]

@@ -50,8 +50,8 @@ class Bench:
 
     @property
     def table(self) -> AdapterTable:
-        assert self.engine.adapters is not None
-        return self.engine.adapters
+        assert self.engine.intake.adapters is not None
+        return self.engine.intake.adapters
 
     @property
     def loaded(self) -> list[str]:

@@ -125,7 +125,7 @@ class Life:
         matcher = None
         if language is not None:
             matcher = self.matchers[request.id] = ToyMatcher(language, slow=slow)
-        self.engine.add(0, request, matcher)
+        self.engine.intake.add(0, request, matcher)
 
     def run(self) -> None:
         while self.engine.busy:

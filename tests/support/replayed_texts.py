@@ -10,10 +10,10 @@ from model_facts import WORKER
 from msgspec.structs import replace
 
 from engine_core.features.guesses.guesser import Guesser
-from engine_core.guess_options import GuessOptions
+from engine_core.options.guess_options import GuessOptions
 from engine_core.protocol import Add
 from engine_core.scheduling.queue.owner_shares import Owner
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Record, Sequence
 from engine_core.scheduling.step_time import StepTime
 from worker.protocol import Sampling
 
@@ -34,14 +34,23 @@ def small_bf16(rows: int) -> float:
 def sequence(id: int, prompt: list[int], most: int = 1000, **asked: object) -> Sequence:
     """A sequence that has not begun to decode."""
     request = Add(id, list(prompt), Sampling(max_tokens=most), **asked)  # pyright: ignore[reportArgumentType]
-    return Sequence((0, id), request, (0, 0.0, id), len(prompt) + most, 0.0, Owner(""))
+    return Sequence((0, id), request, (0, 0.0, id), len(prompt) + most, Owner(""), Record(0.0))
 
 
-def guesser(method: str = "ngram", most: int = 8, most_rows: int = 64, **options: object) -> Guesser:
+Forced = Callable[[Sequence], list[int]]
+
+
+def none_forced(seq: Sequence) -> list[int]:
+    raise AssertionError("no sequence is followed here")
+
+
+def guesser(
+    method: str = "ngram", most: int = 8, most_rows: int = 64, forced: Forced = none_forced, **options: object
+) -> Guesser:
     """A guesser of a worker on a CPU, whose first line of costs is that of its warm-up."""
     given = GuessOptions(method=method, most=most, **options)  # pyright: ignore[reportArgumentType]
     line = StepTime([(1, 7e-3), (16, 17e-3)])
-    return Guesser(given, replace(WORKER, most_rows=most_rows), line)
+    return Guesser(given, replace(WORKER, most_rows=most_rows), line, forced)
 
 
 @dataclass

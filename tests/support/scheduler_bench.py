@@ -8,13 +8,15 @@ from typing import TypeVar
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
+from engine_core.features.grammar.answer_bounds import AnswerBounds
 from engine_core.features.installed import make_scheduler
 from engine_core.features.media.media_items import MediaItems
 from engine_core.features.media.source_blocks import SourceBlocks
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Failed, OutputsByClient, Pooled, Tokens
+from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.feature import Feature
-from engine_core.scheduling.sequence import Key
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import Key, Place
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
@@ -41,6 +43,15 @@ def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> A
 def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
     named = {name: changes.pop(name) for name in _OF_ADD if name in changes}
     return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
+
+
+def add_to(
+    scheduler: Scheduler, client: int, request: Add, now: float, matcher: TokenMatcher | None = None
+) -> Admitted | Failed | None:
+    """Add a request whose answer this matcher follows, if there is one."""
+    if matcher is None:
+        return scheduler.add(client, request, now)
+    return scheduler.hooks.get(AnswerBounds).add(client, request, now, matcher)
 
 
 @dataclass
@@ -76,7 +87,7 @@ class Bench:
 
     def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += 1
-        answer = self.scheduler.add(client, request, self.now, matcher)
+        answer = add_to(self.scheduler, client, request, self.now, matcher)
         self.collect({client: [answer]} if isinstance(answer, Failed) else {})
 
     def add_all(self, requests: Iterable[Add]) -> None:
@@ -155,7 +166,7 @@ class Bench:
             assert not window or max(held, default=0) <= -(-(window + planned) // size) + 1
         slots = [seq.slot for seq in scheduler.running] + scheduler.cache.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
-        parked = [seq for seq in scheduler.paused if seq.slot is None]
+        parked = [seq for seq in scheduler.paused if seq.place is not Place.RUNNING]
         assert len(scheduler.live) == len(scheduler.running) + scheduler.waiting.count + len(parked)
 
     def check_stages(self, plan: PlannedStep) -> None:

@@ -9,8 +9,10 @@ from fake_states import FakeStates
 from scheduler_bench import Bench
 
 from engine_core.features.disk.disk_prefixes import DiskPrefixes
+from engine_core.features.states.prefix_states import PrefixStates
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add
+from engine_core.scheduling.sequence import Place
 from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
@@ -121,7 +123,9 @@ class DiskBench(Bench):
         super().__post_init__()
         self.scripted.serve(self.worker.cache, self.worker.states)
         hooks = self.scheduler.hooks
-        self.prefixes = DiskPrefixes(self.scheduler, self.scripted)
+        states = hooks.find(PrefixStates)
+        self.states = None if states is None else states.pool
+        self.prefixes = DiskPrefixes(self.scheduler, self.scripted, self.states)
         hooks.install((self.prefixes, *hooks.features))
 
     def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
@@ -155,11 +159,11 @@ class DiskBench(Bench):
         users = Counter(block for table in tables for block in table if block != scratch)
         assert all(scheduler.cache.pool.users(block) == users[block] for block in range(scratch))
         assert scheduler.cache.pool.free == scratch - len(users)
-        if (states := scheduler.cache.states) is not None:
+        if (states := self.states) is not None:
             coming = sum(each.state is not None for each in returns)
             writing = sum(len(row.kept) for planned, _ in self.in_flight for row in planned.step.seqs)
             assert len(states) + states.free + coming + writing == self.facts.remembered_states
-        parked = [seq for seq in scheduler.paused if seq.slot is None and not seq.diverted]
+        parked = [seq for seq in scheduler.paused if seq.place is Place.WAITING]
         fetching = [each for each in returns if not each.seq.done]
         counts = len(scheduler.running), scheduler.waiting.count, len(parked), len(fetching)
         assert len(scheduler.live) == sum(counts)

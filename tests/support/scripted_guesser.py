@@ -15,9 +15,11 @@ from engine_core import startup
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
 from engine_core.features import installed
+from engine_core.features.grammar.answer_bounds import AnswerBounds
 from engine_core.features.guesses import drafts
-from engine_core.grammar.matcher import GrammarError
-from engine_core.guess_options import GuessOptions
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
+from engine_core.options.guess_options import GuessOptions
+from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Sequence
 
 
@@ -31,6 +33,12 @@ class ScriptedGuesser:
     drafts: int = 0
     guessed: int = 0
     held: list[int] = field(default_factory=list)
+    core: Scheduler | None = None
+
+    @property
+    def matchers(self) -> dict[Sequence, TokenMatcher]:
+        assert self.core is not None
+        return self.core.hooks.get(AnswerBounds).matchers
 
     @property
     def totals(self) -> GuessTotals:
@@ -62,7 +70,7 @@ class ScriptedGuesser:
 
     def guess(self, seq: Sequence, count: int) -> list[int]:
         text = list(seq.tokens)
-        ahead = None if seq.matcher is None else seq.matcher.fork()
+        ahead = self.matchers[seq].fork() if seq.is_followed else None
         for _ in range(count):
             token = self.random.randrange(VOCAB)
             right = self.random.random() < self.chance
@@ -93,10 +101,11 @@ def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
         return GuessOptions(method="ngram", most=guesser.most)
 
     def made(config: EngineConfig, *given: Any) -> drafts.Drafts | None:
+        guesser.core = given[1]
         return make_drafts(replace(config, speculative_config={"method": "ngram"}), *given)
 
     make_drafts = drafts.make_drafts  # which guesses unasked on CPUs only
     monkeypatch.setattr(installed, "make_drafts", made)
     monkeypatch.setattr(drafts, "read_guess_options", options)
     monkeypatch.setattr(startup, "read_guess_options", options)
-    monkeypatch.setattr(drafts, "Guesser", lambda options, facts, line: guesser)
+    monkeypatch.setattr(drafts, "Guesser", lambda *given: guesser)

@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 import zmq
 from fake_worker import VOCAB, FakeWorker
@@ -135,7 +136,8 @@ class Group:
         return all(len(executor.steps) > number for executor in self.executors)
 
     def add(self, index: int, request: Add, matcher: TokenMatcher | None = None) -> None:
-        self.engines[index].add(0, request, matcher)
+        engine = self.engines[index]
+        engine.add(0, request) if matcher is None else engine.intake.add(0, request, matcher)
 
     def turn(self) -> bool:
         """Let one engine do something, or a step land; returns False if all sleep."""
@@ -161,7 +163,7 @@ class Group:
         engine = self.engines[index]
         engine.check()
         self._collect(engine.step(wait=False))
-        if engine.refusal is not None and engine.leave():
+        if engine.refusal is not None and engine.leave(inf):
             engine.stop()
             self.left.add(index)
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 
 from msgspec.structs import replace
 
 from engine_core.engine_stats import Stats
 from engine_core.protocol import OutputsByClient
 from engine_core.scheduling.cache.cache_manager import Find
+from engine_core.scheduling.cache.states import StatePool
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Place, Sequence
 from worker.disk.block_read import BlockRead
 from worker.disk.disk import Disk
 
@@ -58,9 +60,10 @@ class _Return:
 
 
 class DiskPrefixes(Feature):
-    def __init__(self, core: Scheduler, disk: Disk) -> None:
+    def __init__(self, core: Scheduler, disk: Disk, states: StatePool | None) -> None:
+        """`states`: the states that are remembered in memory, if the model has some."""
         cache = core.cache
-        self._disk = disk
+        self._disk, self._states = disk, states
         self._cache, self._waiting, self._step_time = cache, core.waiting, core.pace.step_time
         self._looked: set[Sequence] = set()
         """Sequences of whose prefixes blocks were looked for."""
@@ -73,16 +76,16 @@ class DiskPrefixes(Feature):
         self._disks = [disk] if disk.states is None else [disk, disk.states]
         if disk.room is None:
             cache.published = self._unwritten
-            if cache.states is not None:
-                cache.states.published = self._unwritten_states
+            if states is not None:
+                states.published = self._unwritten_states
 
     def waits(self) -> bool:
         """Say whether blocks are being brought back, and no read is done."""
         return bool(self._returns) and not any(each.is_done for each in self._returns)
 
-    def next_time(self) -> float | None:
+    def next_time(self) -> float:
         """Tell the time by which a sequence goes on though its read is not done."""
-        return min([each.until for each in self._returns], default=None)
+        return min([each.until for each in self._returns], default=inf)
 
     def leave(self, seq: Sequence) -> None:
         self._looked.discard(seq)
@@ -97,13 +100,14 @@ class DiskPrefixes(Feature):
         if (found := self._fetch_blocks(seq, now)) is None:
             return False
         self._waiting.remove(seq)
-        seq.diverted = True
+        seq.place = Place.DIVERTED
         self._returns.append(found)
         return True
 
     def _fetch_blocks(self, seq: Sequence, now: float) -> _Return | None:
         """Have blocks read for a sequence, if that is of use."""
-        count, prefix = self._cache.prefix_with(seq, self._disk, self._disk.states or ())
+        may_end = None if self._states is None else self._may_end
+        count, prefix = self._cache.prefix_with(seq, self._disk, may_end)
         names = [name for name, block in prefix if block is None]
         held = [block for _, block in prefix if block is not None]
         state = self._missing_state(seq, count)
@@ -127,27 +131,32 @@ class DiskPrefixes(Feature):
         self._disk.read(read)
         return _Return(seq, read, blocks, now + max(_PATIENCE, computing), behind)
 
+    def _may_end(self, name: bytes) -> bool:
+        """Say whether the state of this name is remembered, or on disk."""
+        found, on_disk = self._states is not None and name in self._states, self._disk.states
+        return found or (on_disk is not None and name in on_disk)
+
     def _missing_state(self, seq: Sequence, blocks: int) -> bytes | None:
         """The name of the state behind so many blocks of a prefix, if it is on disk only."""
-        if self._cache.states is None or not blocks:
+        if self._states is None or not blocks:
             return None
         name = seq.block_hash(blocks - 1, self._cache.block_size)
-        return name if self._cache.states.find(name) is None else None
+        return name if self._states.find(name) is None else None
 
     def _read_state(self, name: bytes | None) -> BlockRead | None:
         """Have a state brought back, if there is one and a place for it."""
-        if name is None or self._cache.states is None or self._disk.states is None:
+        if name is None or self._states is None or self._disk.states is None:
             return None
-        if (place := self._cache.states.take()) is None:
+        if (place := self._states.take()) is None:
             return None
         read = BlockRead([name], [place])
         self._disk.states.read(read)
         return read
 
     def _land_state(self, read: BlockRead, now: float, *, is_void: bool) -> None:
-        if self._cache.states is not None and self._disk.states is not None:
+        if self._states is not None and self._disk.states is not None:
             self._disk.states.end(read, now)
-            self._cache.states.put(read.names[0], read.blocks[0], is_filled=read.loaded[0] and not is_void)
+            self._states.put(read.names[0], read.blocks[0], is_filled=read.loaded[0] and not is_void)
 
     def _computing(self, start: int, blocks: int) -> float:
         """The seconds in which the tokens of these blocks from `start` on would be computed."""
@@ -171,7 +180,7 @@ class DiskPrefixes(Feature):
                 if loaded and not each.is_void:
                     self._cache.pool.publish(block, name)
             self._cache.pool.release(each.blocks)
-            each.seq.diverted = False
+            each.seq.place = Place.WAITING
             if not (each.seq.done or each.seq.paused):
                 self._waiting.add(each.seq)
         return {}
@@ -199,7 +208,7 @@ class DiskPrefixes(Feature):
         due = self._written + max(disk.write_seconds for disk in self._disks) / _PART_OF_TIME
         if not idle and now < due:
             return False
-        states = self._cache.states
+        states = self._states
         wrote = self._write_to(self._disk, self._unwritten, self._cache.pool.find, idle=idle)
         if not wrote and states is not None and self._disk.states is not None:
             wrote = self._write_to(self._disk.states, self._unwritten_states, states.find, idle=idle)
@@ -210,7 +219,7 @@ class DiskPrefixes(Feature):
     def _save_leaving(self) -> bool:
         """Have blocks and states saved that are about to be forgotten -> whether any were."""
         wrote = False
-        for disk, cached in ((self._disk, self._cache.pool), (self._disk.states, self._cache.states)):
+        for disk, cached in ((self._disk, self._cache.pool), (self._disk.states, self._states)):
             if disk is not None and cached is not None and disk.room is not None and disk.may_write:
                 names = cached.leaving(min(disk.room, _STEPS_AHEAD * disk.most))
                 queue = dict.fromkeys(name for name in names if name not in disk)

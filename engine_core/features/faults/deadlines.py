@@ -27,9 +27,9 @@ class Deadlines(Feature):
         """When to look at each sequence again, the next one first."""
         self._count = 0
 
-    def next_time(self) -> float | None:
+    def next_time(self) -> float:
         """Tell the time at which a sequence may have to be ended, if there is one."""
-        return self._times[0][0] if self._times else None
+        return self._times[0][0] if self._times else _NEVER
 
     def forecast(self, seq: Sequence, now: float) -> Failed | None:
         """Watch a sequence that has come, or return why it will be too late, as far as can be told."""
@@ -38,13 +38,17 @@ class Deadlines(Feature):
         begins, ends = _limits(seq)
         if now >= ends:
             return _late(seq)
-        if seq.expected is not None:
-            first = seq.arrived + seq.expected
-            if first - seq.backlog > begins or first + self._core.pace.least_seconds(seq) > ends:
+        if seq.record.expected is not None:
+            first = seq.record.arrived + seq.record.expected
+            if (
+                first - self._core.pace.waits.prompts[seq] > begins
+                or first + self._core.pace.least_seconds(seq) > ends
+            ):
                 return _refused(seq)
         for at in (begins, ends) if begins < ends < _NEVER else (min(begins, ends),):
             self._count += 1
             heappush(self._times, (at, self._count, seq))
+        self._core.hooks.wake(self)
         return None
 
     def poll(self, now: float, in_flight: int) -> OutputsByClient:
@@ -54,6 +58,8 @@ class Deadlines(Feature):
             for seq in self._pop_overdue(now):
                 put(outputs, seq, _late(seq))
                 self._core.end(seq)
+            if not self._times:
+                self._core.hooks.rest(self)
         return outputs
 
     def _pop_overdue(self, now: float) -> list[Sequence]:
@@ -61,7 +67,7 @@ class Deadlines(Feature):
         while self._times and self._times[0][0] <= now:
             _, _, seq = heappop(self._times)
             begins, ends = _limits(seq)
-            if not seq.done and (now >= ends or (seq.started is None and now >= begins)):
+            if not seq.done and (now >= ends or (seq.record.started is None and now >= begins)):
                 overdue[seq] = None
         if len(self._times) > 2 * len(self._core.live) + _MOST_ENDED:
             self._times = [one for one in self._times if not one[2].done]
@@ -72,12 +78,12 @@ class Deadlines(Feature):
 def _limits(seq: Sequence) -> tuple[float, float]:
     """The times by which a sequence must have begun and ended."""
     request = seq.request
-    begins = seq.arrived + request.wait if request.wait and not seq.resumed else _NEVER
-    return begins, seq.arrived + request.budget if request.budget else _NEVER
+    begins = seq.record.arrived + request.wait if request.wait and not seq.resumed else _NEVER
+    return begins, seq.record.arrived + request.budget if request.budget else _NEVER
 
 
 def _late(seq: Sequence) -> Failed:
-    if seq.started is None:
+    if seq.record.started is None:
         return Failed(seq.key[1], 503, "the request has waited for longer than it may", DEADLINE)
     return Failed(seq.key[1], 504, "the request has taken longer than it may", DEADLINE)
 

@@ -59,21 +59,19 @@ class Suspects(Feature):
 
     def may_begin(self, now: float) -> bool:
         """Say whether servers know which request runs alone, and how far others came."""
-        if not (self._groups or self._settling):
-            return True
         if self._told is None:
             self._told = now
         if (self._groups and self._groups[0][0].key in self._unannounced) or now < self._told + _TOLD_BEFORE:
             return False
         self._settling = False
+        self._choose()
         return True
 
     def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:
         """Let sequences that have got enough tokens run with all others again."""
-        if self._apart:
-            for seq in planned.seqs:
-                if len(seq.tokens) >= self._apart.get(seq, len(seq.tokens) + 1):
-                    self._remove(seq)
+        for seq in planned.seqs:
+            if len(seq.tokens) >= self._apart.get(seq, len(seq.tokens) + 1):
+                self._remove(seq)
 
     def fail_step(self, planned: PlannedStep, again: list[Sequence], behind: bool) -> None:
         """Divide the sequences of a step that failed, but not behind another, in two groups."""
@@ -114,4 +112,8 @@ class Suspects(Feature):
         self._choose()
 
     def _choose(self) -> None:
-        self._core.only = self._groups[0] if self._groups else None
+        self._core.only = self._groups[0] if self._groups else []
+        if self._groups or self._settling:
+            self._core.hooks.wake(self)
+        else:
+            self._core.hooks.rest(self)

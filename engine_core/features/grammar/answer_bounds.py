@@ -8,41 +8,92 @@ steps in flight are void for it, as for one that was preempted. Others go on.
 from __future__ import annotations
 
 import time
+from math import inf
 
-from engine_core.grammar.guess_bounds import find_bounds
+from engine_core.grammar.guess_bounds import count_fitting, find_bounds
 from engine_core.grammar.matcher import GrammarError, ThinkingMatcher, TokenMatcher, catch_up
-from engine_core.protocol import Failed, OutputsByClient, Tokens
-from engine_core.scheduling.feature import Feature
+from engine_core.protocol import Add, Admitted, Failed, Finish, OutputsByClient, Tokens
+from engine_core.scheduling.feature import Feature, Taken
+from engine_core.scheduling.refusals import all_within
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.sequence import Place, Sequence
+from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import put
-from worker.protocol import Bound, SeqStep, StepBounds, StepOutput
+from worker.protocol import Bound, Pooling, SeqStep, StepBounds, StepOutput
 
 _LOOK_AGAIN = 0.1
 """The seconds after which late matchers are looked at, though none has said that it is done."""
 
 
 class AnswerBounds(Feature):
-    def __init__(self, core: Scheduler, ahead: int) -> None:
+    def __init__(self, core: Scheduler, vocab_size: int, ahead: int) -> None:
         """`ahead`: the most tokens of an answer that are not known yet when a step is planned."""
-        self._core, self._ahead = core, ahead
+        self._core, self._vocab_size, self._ahead = core, vocab_size, ahead
+        self._coming: TokenMatcher | None = None
+        """The matcher of the request that is added in this moment."""
+        self.matchers: dict[Sequence, TokenMatcher] = {}
+        self._counted: dict[Sequence, int] = {}
+        """How many tokens of the row with guesses may count that is sampled next: those that have bounds."""
         self._late: dict[Sequence, bool] = {}
         """The sequences that sit steps out, and whether each goes on by itself: nobody had paused it."""
 
+    def add(self, client: int, request: Add, now: float, matcher: TokenMatcher) -> Admitted | Failed | None:
+        """Add a request to the core whose answer a matcher follows."""
+        self._coming = matcher
+        try:
+            return self._core.add(client, request, now)
+        finally:
+            self._coming = None
+
+    def refuse(self, add: Add) -> str | None:
+        if isinstance(add.params, Pooling) and (add.grammar is not None or add.thinking is not None):
+            return "a text that is pooled has no answer: it takes no grammar and no thinking budget"
+        if (thinking := add.thinking) is not None:
+            for marker in (thinking.marker, *thinking.opens, *thinking.ends):
+                if not all_within(marker, self._vocab_size):
+                    most = self._vocab_size - 1
+                    return (
+                        f"a marker of thinking has token ids outside of the vocabulary, which is 0 to {most}"
+                    )
+        return None
+
     def enter(self, seq: Sequence) -> None:
-        if seq.request.thinking is not None:
-            seq.matcher = ThinkingMatcher(seq.request.thinking, self._ahead, seq.matcher)
+        matcher, thinking = self._coming, seq.request.thinking
+        if thinking is not None:
+            matcher = ThinkingMatcher(thinking, self._ahead, matcher)
+        if matcher is not None:
+            self.matchers[seq], seq.is_followed = matcher, True
+            self._core.hooks.wake(self)
 
     def forecast(self, seq: Sequence, now: float) -> Failed | None:
         """Follow what another engine has emitted of an answer, which may be impossible."""
-        if seq.matcher is None or (reason := catch_up(seq.matcher, seq.request)) is None:
+        if not seq.is_followed or (reason := catch_up(self.matchers[seq], seq.request)) is None:
             return None
         return Failed(id=seq.id, code=400, message=reason)
 
     def leave(self, seq: Sequence) -> None:
-        if self._late.pop(seq, None) is not None and seq.matcher is not None:
-            seq.matcher.abandon()
+        if seq.is_followed:
+            matcher = self.matchers.pop(seq)
+            self._counted.pop(seq, None)
+            if self._late.pop(seq, None) is not None:
+                matcher.abandon()
+            if not self.matchers:
+                self._core.hooks.rest(self)
+
+    def forced(self, seq: Sequence) -> list[int]:
+        return self.matchers[seq].forced()
+
+    def fitting(self, seq: Sequence, tokens: list[int]) -> int:
+        return count_fitting(self.matchers[seq], tokens)
+
+    def finish(self, step: StepBuilder) -> None:
+        """Tell which rows wait for bounds: also those with guesses, within which thinking may end."""
+        for at, seq in enumerate(step.seqs):
+            if seq.is_followed:
+                row = step.rows[at]
+                if row.guesses or (row.samples and self.matchers[seq].binds):
+                    step.change_row(at, bound=True)
+                    step.binds = True
 
     def bind(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
         """Tell what the matcher of each bound row's sequence allows.
@@ -61,12 +112,13 @@ class AnswerBounds(Feature):
                 rows[row.slot] = None
                 if row.guesses:
                     guesses[row.slot] = [None] * len(row.guesses)
-                if seq.wants(number) and seq.matcher is not None:
+                if seq.wants(number):
                     if len(seq.tokens) - seq.prompt_len < row.output_index:
                         return None
-                    if seq.matcher.late:
+                    matcher = self.matchers[seq]
+                    if matcher.late:
                         self._sit_out(seq)
-                    wanted.append((row, seq, seq.matcher))
+                    wanted.append((row, seq, matcher))
         for row, seq, matcher in wanted:
             if not seq.wants(number):
                 continue  # its matcher is late
@@ -77,12 +129,30 @@ class AnswerBounds(Feature):
                 continue
             if row.guesses:
                 guesses[row.slot][: len(behind)] = behind
-                planned.counted[row.slot] = 1 + len(behind)
+                self._counted[seq] = 1 + len(behind)
         return StepBounds(number, rows, guesses)
+
+    def take(self, seq: Sequence, tokens: list[int], finish: Finish | None) -> Taken:
+        """Have the matcher take new tokens, up to one behind which it is late or the text is complete."""
+        matcher = self.matchers[seq]
+        if (most := self._counted.pop(seq, len(tokens))) < len(tokens):
+            tokens, finish = tokens[:most], None
+        for count, token in enumerate(tokens, 1):
+            try:
+                matcher.take(token)
+            except GrammarError as error:
+                return Taken(count - 1, None, str(error))
+            if finish == "stop" and count == len(tokens):
+                break
+            if matcher.late:
+                return Taken(count, None, "")  # what follows waits until it is known whether it is complete
+            if matcher.complete:
+                return Taken(count, "stop", "")
+        return Taken(len(tokens), finish, "")
 
     def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:
         for seq in planned.seqs:
-            if seq.matcher is not None and not seq.done and seq.matcher.late:
+            if seq.is_followed and not seq.done and self.matchers[seq].late:
                 self._sit_out(seq)
 
     def _sit_out(self, seq: Sequence) -> None:
@@ -90,11 +160,11 @@ class AnswerBounds(Feature):
         computed again instead, because nobody else runs meanwhile."""
         self._late[seq] = self._late.get(seq, False) or not seq.paused
         self._core.paused.pause([seq.key])
-        if seq.slot is not None:
+        if seq.place is Place.RUNNING:
             self._core.preempt(seq)
 
-    def next_time(self) -> float | None:
-        return time.monotonic() + _LOOK_AGAIN if self._late else None
+    def next_time(self) -> float:
+        return time.monotonic() + _LOOK_AGAIN if self._late else inf
 
     def poll(self, now: float, in_flight: int) -> OutputsByClient:
         """Let those go on whose matcher is done, and end those that took longer than they may."""
@@ -103,16 +173,12 @@ class AnswerBounds(Feature):
     def work_beside(self, now: float, in_flight: int, wait: bool) -> None:
         """Wait a while for a matcher if there is nothing else to do."""
         if wait and not in_flight and self._late and len(self._core.paused) == len(self._core.live):
-            for seq in self._late:
-                if seq.matcher is not None:
-                    seq.matcher.settle(_LOOK_AGAIN)
-                    return
+            self.matchers[next(iter(self._late))].settle(_LOOK_AGAIN)
 
     def _settle(self, now: float, seconds: float) -> OutputsByClient:
         outputs: OutputsByClient = {}
         for seq, resumes in list(self._late.items()):
-            if (matcher := seq.matcher) is None:
-                continue
+            matcher = self.matchers[seq]
             answer: Tokens | Failed | None = None
             try:
                 if not matcher.settle(seconds):

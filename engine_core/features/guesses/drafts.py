@@ -19,12 +19,11 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport, GuessTotals, Stats
 from engine_core.features.guesses.guesser import Guesser
 from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.grammar.guess_bounds import count_fitting
-from engine_core.guess_options import read_guess_options
+from engine_core.options.guess_options import read_guess_options
 from engine_core.protocol import Tokens
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Place, Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from worker.protocol import StepOutput
 from worker.worker_facts import WorkerFacts
@@ -47,7 +46,16 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, core: Scheduler) -> Dr
             )
         return None
     core.pace.most_tokens = 1 + options.most
-    guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, core.pace.step_time)
+
+    def forced(seq: Sequence) -> list[int]:
+        return [token for hook in core.hooks.forced for token in hook(seq)]
+
+    step_time = core.pace.step_time
+    guesser = (
+        ModelGuesser(options, facts, step_time)
+        if facts.drafts
+        else Guesser(options, facts, step_time, forced)
+    )
     return Drafts(guesser, facts, core, staged=config.pipeline_parallel_size > 1)
 
 
@@ -71,12 +79,15 @@ class Drafts(Feature):
 
         Nor is it if it may get some; but where newcomers may be in it, it is not delayed for that.
         """
-        newest = self._core.pace.newest
-        if self._staged or newest is None:
+        in_flight = self._core.pace.in_flight
+        if self._staged or not in_flight:
             return False
-        if newest.guessed:
+        newest = in_flight[-1]
+        if not newest.is_decoding:
+            return False
+        if newest.tokens > len(newest.seqs):
             return True
-        if self._core.may_admit or not newest.is_decoding:
+        if self._core.may_admit:
             return False
         proposes = self._drafter is not None and any(row.proposes for row in newest.step.seqs)
         return proposes or self._guesser.pays(self._core.runnable())
@@ -84,10 +95,11 @@ class Drafts(Feature):
     def complete(self, step: StepBuilder) -> None:
         """Add guesses to a step that only decodes and has all other rows."""
         seqs = step.decoding
-        if not seqs or any(seq.in_flight > 1 for seq in seqs):
-            return
-        most = min(self._most_rows, len(seqs) + step.room_for_guesses)
-        if most <= len(seqs):
+        for seq in seqs:
+            if seq.in_flight > 1:
+                return
+        most = min(self._most_rows, len(seqs) + step.room)
+        if not seqs or most <= len(seqs):
             return
         chosen = self._guesser.choose(seqs, most)
         lengths = {} if self._drafter is None else self._drafter.lengths(seqs)
@@ -102,21 +114,19 @@ class Drafts(Feature):
     ) -> None:
         """Add as many of these guesses to a row as have room, and have the drafter make so many others."""
         cache, held, guesses = self._core.cache, len(seq.tables[0]), guesses[: seq.left - 1]
-        if guesses and seq.matcher is not None:
-            guesses = guesses[: count_fitting(seq.matcher, guesses)]
+        if guesses and seq.is_followed:
+            for fitting in self._core.hooks.fitting:
+                guesses = guesses[: fitting(seq, guesses)]
         if guesses:
-            guesses = guesses[: cache.grow_for_guesses(seq, len(guesses), spared)]
+            guesses = guesses[: cache.grow_if_spare(seq, len(guesses), spared)]
         proposes = max(0, min(proposes, seq.left - 2 - len(guesses)))
         if proposes:
-            proposes = cache.grow_for_guesses(seq, len(guesses) + proposes, spared) - len(guesses)
+            proposes = cache.grow_if_spare(seq, len(guesses) + proposes, spared) - len(guesses)
         if not (guesses or proposes):
             return
-        step.guess(at, guesses, len(seq.tables[0]) - held)
+        step.extend(at, len(guesses), len(seq.tables[0]) - held, guesses=guesses)
         if proposes:
             step.change_row(at, proposes=proposes)
-        if keeps := cache.keep_guessed(seq, len(guesses)):
-            row, (count, place) = step.row(at), keeps
-            step.change_row(at, kept=(*row.kept, (count - row.start, place)))
 
     def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:
         """Learn how long the drafter took, and tell the guesser the new tokens of its sequences."""
@@ -126,7 +136,8 @@ class Drafts(Feature):
         drafts = output.drafts
         for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
             if row.samples and not seq.done:
-                self._follow(seq, drafts.get(row.slot) if drafts and seq.slot == row.slot else None)
+                is_there = seq.place is Place.RUNNING and seq.slot == row.slot
+                self._follow(seq, drafts.get(row.slot) if drafts and is_there else None)
 
     def _follow(self, seq: Sequence, draft: list[int] | None) -> None:
         """Tell the guesser what is new of a sequence, and the drafter's guesses of what follows."""
@@ -141,8 +152,14 @@ class Drafts(Feature):
         if draft and self._drafter is not None and not seq.pending:  # else the next one is planned
             self._drafter.offer(seq, draft)
 
-    def settle(self, seq: Sequence, guessed: int, held: int) -> None:
-        """Note what became of the guesses for a sequence."""
+    def arrive(self, planned: PlannedStep, output: StepOutput) -> None:
+        """Note what became of guesses, before answers are told that."""
+        number, failed = planned.step.number, output.failed
+        for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
+            if row.guesses and seq.wants(number) and row.slot not in failed:
+                self._settle(seq, len(row.guesses), len(output.held.get(row.slot, ())))
+
+    def _settle(self, seq: Sequence, guessed: int, held: int) -> None:
         self._guesser.landed(seq, guessed, held)
         seq.owner.used[seq.work_class] += held * seq.owner.per_token
         if seq.request.reports_guesses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from math import log
@@ -12,7 +12,7 @@ from engine_core.engine_stats import GuessTotals
 from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record
 from engine_core.features.guesses.lookup import Lookup
 from engine_core.features.guesses.suffix import Answers, number_of
-from engine_core.guess_options import GuessOptions
+from engine_core.options.guess_options import GuessOptions
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import WorkerFacts
@@ -39,12 +39,7 @@ class _Guessed:
     most: int
     record: Record = field(default_factory=Record)
     forced: list[int] = field(default_factory=list[int])
-    """The next tokens of which its matcher allows no others."""
-
-    def foresee(self, seq: Sequence, new: list[int]) -> None:
-        """Find what is forced behind its new tokens, unless enough of it is known from before."""
-        rest = self.forced[len(new) :] if self.forced[: len(new)] == new else []
-        self.forced = rest if seq.matcher is None or len(rest) >= self.most else seq.matcher.forced()
+    """The next tokens instead of which no others may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +63,16 @@ class Guesser:
     Most texts have nothing to guess most of the time: then a step costs a look into the table of places.
     """
 
-    def __init__(self, options: GuessOptions, facts: WorkerFacts, step_time: StepTime) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: GuessOptions,
+        facts: WorkerFacts,
+        step_time: StepTime,
+        forced: Callable[[Sequence], list[int]],
+    ) -> None:
+        """`forced`: what finds the next tokens, of a sequence that is followed, instead of which no others
+        may come."""
+        self._options, self._forced = options, forced
         self._longest = options.suffix_depth if options.method == "suffix" else options.most_match
         self._answers: Answers | None = None
         self._least_chance, self._factor = _LEAST_CHANCE, float(options.most)
@@ -109,7 +112,8 @@ class Guesser:
         lookup = Lookup(seq.tokens, seq.left, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
         self._guessed[seq] = guessed = _Guessed(lookup, most)
-        guessed.foresee(seq, [])
+        if seq.is_followed:
+            self._foresee(seq, guessed, [])
         self._note(seq, guessed)
 
     def follow(self, seq: Sequence, count: int) -> None:
@@ -118,8 +122,8 @@ class Guesser:
             return
         lookup, read = guessed.lookup, guessed.lookup.read
         sure = len(guessed.forced) if guessed.forced else 0
-        if seq.matcher is not None:
-            guessed.foresee(seq, seq.tokens[-count:])
+        if seq.is_followed and not seq.done:
+            self._foresee(seq, guessed, seq.tokens[-count:])
         if len(seq.tokens) - read > count:
             lookup.enter()  # its prompt is long
         else:
@@ -130,6 +134,11 @@ class Guesser:
                     self._acceptance.learn(strength, guessed.record, held=lookup.expected == token)
                 lookup.follow()
         self._note(seq, guessed)
+
+    def _foresee(self, seq: Sequence, guessed: _Guessed, new: list[int]) -> None:
+        """Find what is forced behind its new tokens, unless enough of it is known from before."""
+        rest = guessed.forced[len(new) :] if guessed.forced[: len(new)] == new else []
+        guessed.forced = rest if len(rest) >= guessed.most else self._forced(seq)
 
     def _note(self, seq: Sequence, guessed: _Guessed) -> None:
         """Note whether there is something to guess behind the last token of a sequence, which is new."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine_core.engine_stats import GuessTotals
 from engine_core.features.guesses.guess_payoff import Acceptance, DraftCounts, Record
 from engine_core.features.guesses.lookup import STRONGEST
-from engine_core.guess_options import GuessOptions
+from engine_core.options.guess_options import GuessOptions
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import WorkerFacts

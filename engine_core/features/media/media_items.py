@@ -24,7 +24,7 @@ from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from models.media.item import CLIENT_MADE
-from worker.protocol import Encode, MediaPlace, NewSeq, StepInput
+from worker.protocol import Encode, MediaPlace, NewSeq
 from worker.worker_facts import WorkerFacts
 
 _LEAST_BYTES = 1 << 30
@@ -294,12 +294,11 @@ class MediaItems(Feature):
         self._held.clear()
         self._begun = None
 
-    def finish(self, step: StepInput) -> StepInput:
+    def finish(self, step: StepBuilder) -> None:
         """Tell the worker what the step encodes, and what it forgets, which is told once."""
-        if not (self.encode or self.partly or self.forget):
-            return step
-        forget, self.forget = self.forget, []
-        return replace(step, encode=self.encode, partly=self.partly, forget=forget)
+        if self.encode or self.partly or self.forget:
+            step.told |= {"encode": self.encode, "partly": self.partly, "forget": self.forget}
+            self.forget = []
 
     def add_stats(self, stats: Stats) -> Stats:
         return replace(

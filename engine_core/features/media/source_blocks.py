@@ -19,9 +19,9 @@ from engine_core.protocol import Add, Source
 from engine_core.scheduling.cache.block_hash import chain_hash, own_salt, root_hash
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Feature
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Place, Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from worker.protocol import EncodeSource, NewSeq, StepInput
+from worker.protocol import EncodeSource, NewSeq
 from worker.worker_facts import WorkerFacts
 
 _MOST_BYTES = 1 << 30
@@ -125,7 +125,7 @@ class SourceBlocks(Feature):
 
     def reach(self, seq: Sequence, start: int, count: int, step: StepBuilder) -> int:
         """Return `count` if the source is encoded, or can be in this step; else layers that fit are added."""
-        if seq.slot is not None or seq.request.source is None:
+        if seq.place is Place.RUNNING or seq.request.source is None:
             return count
         fitting = step.fitting
         if self._may_begin(seq.request, fitting):
@@ -184,10 +184,9 @@ class SourceBlocks(Feature):
     def release(self, seq: Sequence) -> None:
         self.pool.release(self._held.pop(seq, []))
 
-    def finish(self, step: StepInput) -> StepInput:
-        if not (self.encoding or self.layers):
-            return step
-        return replace(step, sources=self.encoding, source_layers=self.layers)
+    def finish(self, step: StepBuilder) -> None:
+        if self.encoding or self.layers:
+            step.told |= {"sources": self.encoding, "source_layers": self.layers}
 
     def add_stats(self, stats: Stats) -> Stats:
         return replace(

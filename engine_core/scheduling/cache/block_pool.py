@@ -21,7 +21,8 @@ class BlockPool:
         self._users = [0] * count
         # Blocks are taken from the front: those without a hash, then the least recently used published one.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self._hashes: list[bytes | None] = [None] * count
+        self._hashes: dict[int, bytes] = {}
+        """The hash of each published block."""
         self._by_hash: dict[bytes, int] = {}
 
     @property
@@ -61,12 +62,12 @@ class BlockPool:
     def leaving(self, count: int) -> Iterator[bytes]:
         """The hashes of published blocks among the next `count` that would be taken, the first one first."""
         for block in islice(self._free, count):
-            if (hash := self._hashes[block]) is not None:
-                yield hash
+            if block in self._hashes:
+                yield self._hashes[block]
 
     def publish(self, block: int, hash: bytes) -> None:
         """Let later sequences find a full block by its hash, unless another block has the same content."""
-        if hash not in self._by_hash and self._hashes[block] is None:
+        if hash not in self._by_hash and block not in self._hashes:
             self._by_hash[hash] = block
             self._hashes[block] = hash
 
@@ -76,7 +77,7 @@ class BlockPool:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
-                if self._hashes[block] is None:
+                if block not in self._hashes:
                     self._free.move_to_end(block, last=False)
 
     def withdraw_all(self) -> None:
@@ -86,13 +87,11 @@ class BlockPool:
 
     def _successor(self, block: int | None) -> int | None:
         """The block behind this one, if it is free and not published."""
-        if block is None or block + 1 not in self._free or self._hashes[block + 1] is not None:
+        if block is None or block + 1 not in self._free or block + 1 in self._hashes:
             return None
         return block + 1
 
     def _withdraw(self, block: int) -> None:
         """Let nobody find the block any more."""
-        hash = self._hashes[block]
-        if hash is not None:
-            del self._by_hash[hash]
-            self._hashes[block] = None
+        if block in self._hashes:
+            del self._by_hash[self._hashes.pop(block)]

@@ -1,8 +1,12 @@
 """Slots and cache blocks: which sequences fit, and which of both each one holds.
 
-Layers that read alike are a group, and a sequence has a table of blocks for each group. A group with a
-window gives back the blocks that no query can reach any more. A cached prefix ends where groups without a
-window have all blocks, and those with one have the blocks that the next query reads.
+A sequence that runs has a slot, which is its row in the worker's tables, and blocks for the positions that
+are computed. Layers that read alike are a group, and a sequence has a table of blocks for each group. A group
+with a window gives back the blocks that no query can reach any more.
+
+Full blocks are published under the hash of their tokens and of all before them (`block_pool.py`). A cached
+prefix ends where groups without a window have all blocks, those with one have the blocks that the next query
+reads, and what else a feature keeps of it is there (`may_end`).
 
 Which sequence runs, and which one is preempted for another, is decided by the scheduler.
 """
@@ -12,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from engine_core.scheduling.cache.block_pool import BlockPool
-from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.feature import Hooks
-from engine_core.scheduling.sequence import Sequence
-from worker.protocol import SeqStep
+from engine_core.scheduling.sequence import Place, Sequence
 from worker.worker_facts import WorkerFacts, blocks_held
 
 Tables = list[list[int]]
@@ -23,6 +25,9 @@ Tables = list[list[int]]
 
 Find = Callable[[bytes], int | None]
 """The type of a function that finds the block of a name."""
+
+MayEnd = Callable[[bytes], bool]
+"""The type of a function that says whether a prefix can end behind the block with this hash."""
 
 _ELSEWHERE = -1
 """The number of a block that is not in the pool, but can be brought there."""
@@ -43,10 +48,8 @@ class CacheManager:
         """`caches`: full blocks are published, so that later sequences with the same prefix share them."""
         self._hooks = hooks
         self.pool = BlockPool(facts.num_blocks)
-        self.states: States | None = None
-        """The states that are remembered, if layers of the model have some; blocks are of no use without."""
-        if facts.remembered_states and caches:
-            self.states = States(facts.remembered_states, facts.block_size)
+        self.may_end: MayEnd | None = None
+        """Says behind which blocks a cached prefix can end, if not behind all."""
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
@@ -57,22 +60,6 @@ class CacheManager:
         self.published: dict[bytes, None] | None = None
         """Gets the name of each block that is published, if somebody wants to know."""
 
-    def begin_step(self) -> None:
-        if self.states is not None:
-            self.states.begin_step()
-
-    def plan_states(self, seq: Sequence, count: int) -> StepStates:
-        """What the row that computes the next `count` tokens of a sequence does with states."""
-        return NO_STATES if self.states is None else self.states.plan(seq, count)
-
-    def keep_guessed(self, seq: Sequence, guesses: int) -> tuple[int, int] | None:
-        """The number of tokens behind which a state is kept if so many guesses hold, and its place."""
-        return None if self.states is None else self.states.plan_guessed(seq, guesses)
-
-    def land_states(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
-        if self.states is not None:
-            self.states.land(seq, row, wanted=wanted)
-
     def match(self, seq: Sequence) -> Tables | None:
         """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
 
@@ -81,7 +68,7 @@ class CacheManager:
         """
         if not self.free_slots or not all(fits(seq) for fits in self._hooks.fits):
             return None
-        prefix = self._cached_prefix(seq)
+        prefix = self._cached_prefix(seq, self.pool.find, self.may_end)
         kept = [block for table in prefix for block in table if block != self._scratch]
         unused = sum(not self.pool.users(block) for block in kept)
         start = len(prefix[0]) * self._facts.block_size
@@ -93,7 +80,11 @@ class CacheManager:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """The number of tokens that a waiting sequence would find in the cache now."""
-        return len(self._cached_prefix(seq)[0]) * self._facts.block_size
+        return len(self._cached_prefix(seq, self.pool.find, self.may_end)[0]) * self._facts.block_size
+
+    def known_tokens(self, seq: Sequence) -> int:
+        """The number of tokens whose blocks are known, also where no cached prefix can end."""
+        return self._known_blocks(seq, self.pool.find)[0] * self._facts.block_size
 
     def admit(self, seq: Sequence, prefix: Tables) -> int:
         """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
@@ -102,9 +93,7 @@ class CacheManager:
         seq.tables = prefix
         seq.published = len(prefix[0])
         seq.computed = len(prefix[0]) * self._facts.block_size
-        seq.slot = self.free_slots.pop()
-        if self.states is not None:
-            self.states.begin(seq, self._known_blocks(seq, self.pool.find)[0])
+        seq.slot, seq.place = self.free_slots.pop(), Place.RUNNING
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> list[int] | None:
@@ -120,17 +109,17 @@ class CacheManager:
                 return None
         return self._take(seq, need)
 
-    def grow_for_guesses(self, seq: Sequence, guesses: int, spared: int) -> int:
-        """Give a sequence blocks for guesses behind its computed tokens -> how many of them have room.
+    def grow_if_spare(self, seq: Sequence, count: int, spared: int) -> int:
+        """Give a sequence blocks for `count` more tokens than are computed -> how many of them have room.
 
         It gets new ones only if so many are left in each group afterwards. No block is given back here, as
         other rows of the same step may read it.
         """
         size = self._facts.block_size
-        need = -(-(seq.computed + guesses) // size) - len(seq.tables[0])
+        need = -(-(seq.computed + count) // size) - len(seq.tables[0])
         if need > 0 and (need + spared) * len(seq.tables) <= self.pool.free:
             self._take(seq, need)
-        return min(guesses, len(seq.tables[0]) * size - seq.computed)
+        return min(count, len(seq.tables[0]) * size - seq.computed)
 
     def _take(self, seq: Sequence, count: int) -> list[int]:
         """Take so many blocks for each group of layers."""
@@ -169,32 +158,25 @@ class CacheManager:
             seq.published += 1
 
     def release(self, seq: Sequence) -> None:
-        if seq.slot is None:
-            raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.free_slots.append(seq.slot)
         in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
         self.pool.release([block for block in in_order if block != self._scratch])
-        if self.states is not None:
-            self.states.release(seq)
         for release in self._hooks.release:
             release(seq)
-        seq.slot, seq.tables, seq.published = None, [], 0
+        seq.place, seq.tables, seq.published = Place.WAITING, [], 0
 
     def reset_prefixes(self) -> None:
         """Forget all cached prefixes."""
         self.pool.withdraw_all()
-        if self.states is not None:
-            self.states.forget_all()
 
     @property
     def block_size(self) -> int:
         return self._facts.block_size
 
     def prefix_with(
-        self, seq: Sequence, others: Container[bytes], states: Container[bytes]
+        self, seq: Sequence, others: Container[bytes], may_end: MayEnd | None
     ) -> tuple[int, list[tuple[bytes, int | None]]]:
-        """The longest prefix of a waiting sequence if blocks of the names in `others` were in the pool, too,
-        and these states were remembered.
+        """The longest prefix of a waiting sequence if blocks of the names in `others` were in the pool, too.
 
         Returns its length in blocks, and in order the name of each block that is read, with its number (None:
         it is one of the others).
@@ -204,7 +186,7 @@ class CacheManager:
             block = self.pool.find(name)
             return _ELSEWHERE if block is None and name in others else block
 
-        tables = self._cached_prefix(seq, find, states)
+        tables = self._cached_prefix(seq, find, may_end)
         count = len(tables[0])
         return count, [
             (name, None if block == _ELSEWHERE else block)
@@ -218,14 +200,11 @@ class CacheManager:
         columns = zip(tables, self._names, strict=True)
         return [(hash + name, table[index]) for table, name in columns if table[index] != self._scratch]
 
-    def _cached_prefix(
-        self, seq: Sequence, find: Find | None = None, states: Container[bytes] = ()
-    ) -> Tables:
+    def _cached_prefix(self, seq: Sequence, find: Find, may_end: MayEnd | None) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""
-        find = find or self.pool.find
         count, tables = self._known_blocks(seq, find)
-        if self._windows or self.states is not None:
-            count = self._shorten(seq, count, find, states)
+        if self._windows or may_end:
+            count = self._shorten(seq, count, find, may_end)
             tables = [table[:count] for table in tables]
         for group, window in self._windows:
             first = self._first_read(count, window)
@@ -250,15 +229,15 @@ class CacheManager:
             tables.append(table)
         return count, tables
 
-    def _shorten(self, seq: Sequence, count: int, find: Find, states: Container[bytes]) -> int:
-        """As many of the first blocks as groups with windows allow, too, and remembered states."""
+    def _shorten(self, seq: Sequence, count: int, find: Find, may_end: MayEnd | None) -> int:
+        """As many of the first blocks as groups with windows allow, too, and with which a prefix can end."""
         before = -1
         while count != before:
             before = count
             for group, window in self._windows:
                 count = self._end_of_window(seq, group, window, count, find)
-            if self.states is not None:
-                count = self.states.shorten(seq, count, states)
+            while may_end and count and not may_end(seq.block_hash(count - 1, self._facts.block_size)):
+                count -= 1
         return count
 
     def _end_of_window(self, seq: Sequence, group: int, window: int, count: int, find: Find) -> int:

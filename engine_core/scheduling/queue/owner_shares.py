@@ -21,7 +21,7 @@ from engine_core.scheduling.queue.work_classes import WorkClass
 Call = tuple[int, int]
 """A client and the number of one of its calls, which is 0 if it has one text only."""
 
-_MOST_REMEMBERED = 4096
+_MOST_IDLE = 4096
 """Owners without requests whose counts are kept."""
 
 
@@ -127,11 +127,10 @@ class Owners:
     def enter(self, request: Add, work_class: WorkClass) -> Owner:
         """The owner of a new request, which has one sequence more from now on."""
         name, weight = request.owner, request.weight
-        owner = self.active.get(name)
-        if owner is None:
-            owner = self._idle.pop(name, None) or Owner(name, self)
-            self.active[name] = owner
-            self.weights += owner.weight
+        if name not in self.active:
+            self.active[name] = self._idle.pop(name, None) or Owner(name, self)
+            self.weights += self.active[name].weight
+        owner = self.active[name]
         if owner.weight != weight:
             self.weights += weight - owner.weight
             owner.weight, owner.per_token = weight, 1 / weight
@@ -154,7 +153,7 @@ class Owners:
             self._reached[work_class] = max(counts)
         if not self.active:
             self._idle.clear()
-        elif len(self._idle) > _MOST_REMEMBERED:
+        elif len(self._idle) > _MOST_IDLE:
             del self._idle[next(iter(self._idle))]
 
     def _lowest(self, work_class: WorkClass) -> float:

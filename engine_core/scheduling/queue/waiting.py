@@ -18,7 +18,7 @@ from engine_core.protocol import Add, Standing
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.queue.owner_shares import Call, Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
-from engine_core.scheduling.sequence import Key, Order, Sequence
+from engine_core.scheduling.sequence import Key, Order, Place, Sequence
 from worker.protocol import Pooling
 
 _Queues = dict[WorkClass, dict[Owner, list[Sequence]]]
@@ -83,7 +83,7 @@ class WaitingQueue:
         queues = self._queues[work_class]
         if self._hooks.may_run:
             able = [next(filter(self._may_run, queue), None) for queue in queues.values()]
-            return min([seq for seq in able if seq is not None], key=_rank, default=None)
+            return min(filter(None, able), key=_rank, default=None)
         if len(queues) < 2:
             return next((queue[0] for queue in queues.values()), None)
         heads = [queue[0] for queue in queues.values()]
@@ -91,9 +91,7 @@ class WaitingQueue:
 
     def firsts(self) -> Iterator[Sequence]:
         """The first of each class in which some wait."""
-        for work_class in self._queues:
-            if (first := self.first(work_class)) is not None:
-                yield first
+        return filter(None, map(self.first, self._queues))
 
     def _may_run(self, seq: Sequence) -> bool:
         return all(may_run(seq) for may_run in self._hooks.may_run)
@@ -102,9 +100,7 @@ class WaitingQueue:
         if seq.owner.max_running or seq.owner.is_held_back:
             self._settle(seq.owner)  # its limit may be another one since the last request
         queues = self._queues_of(seq)
-        if (queue := queues.get(seq.owner)) is None:
-            queue = queues[seq.owner] = []
-        insort(queue, seq, key=order)
+        insort(queues.setdefault(seq.owner, []), seq, key=order)
         self.count += 1
         if seq.pools:
             seq.owner.turns.enter(_call(seq))
@@ -123,7 +119,7 @@ class WaitingQueue:
 
     def standing(self, seq: Sequence) -> Standing:
         """How far a sequence has come, whether it waits or runs."""
-        ahead = -1 if seq.slot is not None or seq.paused or seq.diverted else self._ahead_of(seq)
+        ahead = -1 if seq.place is not Place.WAITING or seq.paused else self._ahead_of(seq)
         return Standing(seq.key[1], ahead, seq.computed, len(seq.tokens))
 
     def _ahead_of(self, seq: Sequence) -> int:
@@ -165,8 +161,8 @@ class WaitingQueue:
         if not owner.is_held_back:
             before, after = after, before
         for work_class, queues in before.items():
-            if (queue := queues.pop(owner, None)) is not None:
-                after[work_class][owner] = queue
+            if owner in queues:
+                after[work_class][owner] = queues.pop(owner)
         if owner.is_held_back and self.promoted is not None and self.promoted.owner is owner:
             self.promoted = None
 
@@ -188,7 +184,7 @@ class PausedSequences(set[Sequence]):
                 continue
             seq.paused = True
             self.add(seq)
-            if seq.slot is None and not seq.diverted:
+            if seq.place is Place.WAITING:
                 self._waiting.remove(seq)
 
     def resume(self, keys: Iterable[Key]) -> None:
@@ -200,12 +196,12 @@ class PausedSequences(set[Sequence]):
             if seq.paused:
                 seq.paused = False
                 self.discard(seq)
-                if seq.slot is None and not seq.diverted:
+                if seq.place is Place.WAITING:
                     self._waiting.add(seq)
 
     def victim(self) -> Sequence | None:
         """The sequence that is preempted next for one that is not paused, if one can be."""
-        able = [seq for seq in self if seq.slot is not None and not seq.in_flight]
+        able = [seq for seq in self if seq.place is Place.RUNNING and not seq.in_flight]
         return max(able, key=order, default=None)
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 import pytest
@@ -119,14 +120,14 @@ def test_engines_that_drain_end_when_all_have_nothing_left(make: Make) -> None:
     group.add(1, add(1, [3], 4))
     for engine in group.engines[1:]:
         engine.drain()
-        assert not engine.leave()
+        assert not engine.leave(inf)
     group.run()
     assert group.text(0) == reference([1, 2], 30) and group.text(1) == reference([3], 4)
     assert group.left == set(), "the first one has not been asked to end"
     group.add(0, add(2, [7, 8], 5))
     group.add(1, add(3, [7, 8], 5))
     group.engines[0].drain()
-    assert not group.engines[0].leave()
+    assert not group.engines[0].leave(inf)
     group.run()
     assert group.text(2) == reference([7, 8], 5)
     (refused,) = group.answers[3]
@@ -153,7 +154,7 @@ def test_the_end_of_one_is_noticed_by_others_that_sleep_or_wait(make: Make, *, b
 def test_one_that_ends_while_another_is_not_done_is_missed(make: Make) -> None:
     group = make(2)
     group.engines[1].drain()
-    assert not group.engines[1].leave()
+    assert not group.engines[1].leave(inf)
     group.engines[1].stop()
     group.left.add(1)
     with pytest.raises(ExecutorDead, match="engine 1"):

@@ -9,6 +9,7 @@ from fake_worker import facts, reference, vectors_of
 from random_bench import WINDOWS, random_bench
 from scheduler_bench import Bench, config, pool
 
+from engine_core.features.states.prefix_states import PrefixStates
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 
@@ -77,9 +78,8 @@ def check_text(bench: Bench, client: int, request: Add, params: Sampling, aborte
 
 def check_states(bench: Bench) -> None:
     """When all has ended, every place is free or found by one hash."""
-    states = bench.scheduler.cache.states
-    if states is not None:
-        assert len(states) + states.free == bench.facts.remembered_states
+    if (feature := bench.scheduler.hooks.find(PrefixStates)) is not None:
+        assert len(feature.pool) + feature.pool.free == bench.facts.remembered_states
 
 
 def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, aborted: bool) -> None:

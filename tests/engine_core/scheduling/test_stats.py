@@ -43,7 +43,20 @@ def test_steps_are_counted_by_their_time_and_their_rows() -> None:
     landed = LandedSteps()
     work = [1.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     rows: list[Any] = [object()] * 6
-    step = PlannedStep(StepInput(1, [], []), rows, [], work, False, False, 0.0, 0.0, prompts=2, texts=1)
+    step = PlannedStep(
+        StepInput(1, [], []),
+        rows,
+        [],
+        work,
+        False,
+        False,
+        0.0,
+        0.0,
+        tokens=9,
+        prompts=2,
+        texts=1,
+        is_decoding=False,
+    )
     landed.count(step, 0.004)
     landed.count(step, 99.0)
     seen = landed.buckets

@@ -2,7 +2,7 @@
 
 import pytest
 from fake_worker import allowed_ids, facts
-from scheduler_bench import Bench, add, config
+from scheduler_bench import Bench, add, add_to, config
 from toy_language import Language, ToyMatcher
 
 from engine_core.protocol import Failed, OutputsByClient
@@ -18,7 +18,7 @@ def bench() -> Bench:
     bench = Bench(config(steps_ahead=1), facts(), depth=1)
     for id in range(3):
         matcher = ToyMatcher(LANGUAGE) if id < 2 else None
-        assert bench.scheduler.add(0, add(id, [id + 1, 7], max_tokens=9), 0.0, matcher) is None
+        assert add_to(bench.scheduler, 0, add(id, [id + 1, 7], max_tokens=9), 0.0, matcher) is None
     return bench
 
 
@@ -76,7 +76,7 @@ def test_a_matcher_that_gives_up_ends_its_request_and_its_row_is_free() -> None:
     bench = Bench(config(), facts())
     for id, breaks in enumerate((-1, 0)):
         matcher = ToyMatcher(Language(shortest=20, breaks=breaks))
-        bench.scheduler.add(0, add(id, [id + 1], max_tokens=9), 0.0, matcher)
+        add_to(bench.scheduler, 0, add(id, [id + 1], max_tokens=9), 0.0, matcher)
     outputs: OutputsByClient = {}
     found = bounds(bench, plan(bench), outputs)
     assert outputs == {0: [Failed(0, 400, "no bounds can be made")]}

@@ -27,7 +27,7 @@ def seconds_of(each: Work, true: list[float] = TRUE) -> float:
 
 def predicted(step_time: StepTime, each: Work) -> float:
     _, tokens, reads, rows, embeddings = each
-    rest = step_time.rows(rows) + step_time.encoding(embeddings)
+    rest = step_time.sample * rows + step_time.encoding(embeddings)
     return step_time.step + step_time.tokens(tokens, reads) + rest
 
 

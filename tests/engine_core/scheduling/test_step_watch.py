@@ -62,7 +62,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("owner", "method", "part"),
     [
-        ("_intake", "heed", "step"),
+        ("intake", "heed", "step"),
         ("_scheduler", "schedule", "plan"),
         ("_executor", "submit", "submission"),
         ("_scheduler.results", "land", "landing"),
@@ -93,7 +93,8 @@ def test_a_step_of_the_worker_is_judged_by_what_was_expected(
     loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, expected: float
 ) -> None:
     engine = loop._engine
-    engine._scheduler.pace.step_time._seconds[0] = expected
+    step_time = engine._scheduler.pace.step_time
+    step_time._set([expected, *step_time._seconds[1:]])
     monkeypatch.setattr(Landed, "result", Landed.result)  # that is there again after this test
     hold_up(Landed, "result")
     StepWatch(loop)
@@ -136,5 +137,5 @@ def test_a_model_that_is_loaded_again_is_watched_again(
         loop._obey()
     hold_up(loop._engine._scheduler, "schedule")  # around what is measured: nobody is to blame but `step`
     run_one(loop._engine)
-    assert hasattr(loop._engine._scheduler.poll, "__wrapped__")
+    assert hasattr(loop._engine._scheduler.bind, "__wrapped__")
     assert set(named(caplog)) == {"step"}

@@ -28,7 +28,7 @@ def wait_of_the_last(clock: Clock, source: Iterator[Add]) -> tuple[float, float,
     told, at = clock.scheduler.stats(clock.now).expected_wait, clock.now
     last = next(source)
     clock.add(last)
-    own = clock.scheduler.live[0, last.id].expected
+    own = clock.scheduler.live[0, last.id].record.expected
     clock.run()
     assert own is not None
     return told, own, clock.outputs[last.id][0][0] - at

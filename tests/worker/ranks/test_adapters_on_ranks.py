@@ -24,7 +24,7 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_cpu_loras": 4}
 
 def load(engine: Engine, adapters: list[Adapter]) -> list[str]:
     """Load adapters, and return the errors."""
-    table = engine.adapters
+    table = engine.intake.adapters
     assert table is not None
     for each in adapters:
         table.load(each)

@@ -124,9 +124,7 @@ def test_a_disk_that_does_not_answer_is_given_up() -> None:
     after.step()
     after.scripted.read_one()
     assert after.prefixes.waits() and not after.scheduler.running
-    due = after.prefixes.next_time()
-    assert due is not None
-    after.now = due
+    after.now = after.prefixes.next_time()
     after.steps(4)
     assert after.cached(1) == 4, "what had come was of use"
     after.run()

@@ -10,7 +10,9 @@ from scheduler_bench import Bench, add, config, pool
 from scripted_guesser import ScriptedGuesser, use
 
 from engine_core.engine_stats import GuessReport
+from engine_core.features.states.prefix_states import PrefixStates
 from engine_core.protocol import Add, Tokens
+from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling, StepOutput, TokenLogprobs
 from worker.worker_facts import WorkerFacts, blocks_held
 
@@ -45,6 +47,11 @@ class Always(ScriptedGuesser):
                 chosen[seq] = self.guess(seq, count)
                 left -= count
         return chosen
+
+
+def guessed(plan: PlannedStep) -> int:
+    """The number of guesses in a step."""
+    return sum(len(row.guesses) for row in plan.step.seqs)
 
 
 def test_right_guesses_come_several_a_step(guessing: MakeBench) -> None:
@@ -90,7 +97,10 @@ def test_no_step_is_planned_beside_guesses(guessing: MakeBench, steps_ahead: int
     bench = guessing(steps_ahead=steps_ahead)
     bench.add(add(1, [5, 7], max_tokens=30))
     while bench.step():
-        assert not any(plan.guessed for plan, _ in bench.in_flight) or len(bench.in_flight) == 1
+        assert (
+            not any(row.guesses for plan, _ in bench.in_flight for row in plan.step.seqs)
+            or len(bench.in_flight) == 1
+        )
     assert bench.text(1) == reference([5, 7], 30)
     guesses = bench.scheduler.stats(0.0).guesses
     assert guesses is not None and guesses.drafts >= 3
@@ -145,14 +155,14 @@ def test_suspects_are_computed_without_guesses(guessing: MakeBench) -> None:
     bench.add_all(add(id, [id + 1, 2], max_tokens=20) for id in range(4))
     bench.steps(2)
     plan = bench.scheduler.schedule(bench.now)
-    assert plan is not None and plan.guessed
+    assert plan is not None and guessed(plan)
     bench.scheduler.results.land_failed(plan, bench.now, short_of_memory=False, behind=False)
     bench.worker.failed = False
-    assert bench.scheduler.only is not None
-    while bench.scheduler.only is not None:
+    assert bench.scheduler.only
+    while bench.scheduler.only:
         bench.now += 1
         plan = bench.scheduler.schedule(bench.now)
-        assert plan is not None and not plan.guessed
+        assert plan is not None and not guessed(plan)
         bench.collect(bench.scheduler.results.land(plan, bench.worker.launch(plan.step).result(), bench.now))
     bench.run()
     assert [bench.text(id) for id in range(4)] == [reference([id + 1, 2], 20) for id in range(4)]
@@ -163,7 +173,7 @@ def test_an_aborted_answer_drops_what_is_in_flight(guessing: MakeBench) -> None:
     bench.add_all(add(id, [id + 1, 2], max_tokens=30, reports_guesses=True) for id in range(2))
     bench.steps(3)
     plan = bench.scheduler.schedule(bench.now)
-    assert plan is not None and plan.guessed == 12
+    assert plan is not None and guessed(plan) == 12
     bench.in_flight.append((plan, bench.worker.launch(plan.step)))
     bench.abort((0, 1))
     bench.run()
@@ -214,8 +224,8 @@ def test_the_newest_state_of_an_answer_is_remembered(guessing: MakeBench, size: 
         limits = facts(block_size=size, num_blocks=200, most_rows=64, remembered_states=20)
         bench = guessing(chance=chance, limits=limits)
         bench.serve(add(1, [5, 7], max_tokens=30))
-        states = bench.scheduler.cache.states
-        assert states is not None and (len(states), states.free) == (1, 19)
+        states = bench.find(PrefixStates).pool
+        assert (len(states), states.free) == (1, 19)
         prompt = [5, 7, *reference([5, 7], 30)]
         bench.serve(add(2, prompt, max_tokens=5))
         assert bench.cached(2) == 31 // size * size

@@ -9,6 +9,9 @@ from fake_worker import VOCAB
 from replayed_texts import Replay, Text, guesser, sequence
 from toy_language import Language, ToyMatcher
 
+from engine_core.features.guesses.guesser import Guesser
+from engine_core.scheduling.sequence import Sequence
+
 RNG = random.Random(5)
 LINE = [RNG.randrange(2000) for _ in range(400)]
 
@@ -119,6 +122,13 @@ FORCED = Language(width=1, shortest=200)
 """A language of a single text."""
 
 
+def followed(prompt: list[int], given: ToyMatcher | None = None) -> tuple[Guesser, Sequence, ToyMatcher]:
+    """A guesser, and a sequence that a matcher follows."""
+    matcher, seq = given or ToyMatcher(FORCED), sequence(0, prompt)
+    seq.is_followed = True
+    return guesser(forced=lambda _: matcher.forced()), seq, matcher
+
+
 def forced(count: int) -> list[int]:
     text: list[int] = []
     while len(text) < count:
@@ -127,15 +137,14 @@ def forced(count: int) -> list[int]:
 
 
 def test_tokens_that_must_come_are_guessed_without_a_match() -> None:
-    one, seq = guesser(), sequence(0, [60, 61, 62])
-    seq.matcher = ToyMatcher(FORCED)
+    one, seq, matcher = followed([60, 61, 62])
     one.enter(seq)
     assert one.choose([seq], 64) == {seq: forced(5)}
     assert one.pays([seq])
     for count in (2, 4):
         for token in forced(6)[count - 2 : count]:
             seq.tokens.append(token)
-            seq.matcher.take(token)
+            matcher.take(token)
         one.follow(seq, 2)
         assert one.choose([seq], 64) == {seq: forced(count + 5)[count:]}
     assert one.choose([seq], 3) == {seq: forced(6)[4:]}
@@ -144,8 +153,7 @@ def test_tokens_that_must_come_are_guessed_without_a_match() -> None:
 def test_behind_tokens_that_must_come_earlier_text_goes_on() -> None:
     line = forced(5)
     prompt = [70, *line, 71, 72, 73, 74, 75, 76]
-    one, seq = guesser(most=8), sequence(0, prompt)
-    seq.matcher = ToyMatcher(FORCED)
+    one, seq, _ = followed(prompt)
     one.enter(seq)
     found = one.choose([seq], 64)[seq]
     assert found[:5] == line and found[5:] == [71, 72, 73, 74, 75, 76][: len(found) - 5] and len(found) > 5
@@ -161,25 +169,23 @@ def test_what_is_forced_is_asked_once_for_each_landed_step(monkeypatch: pytest.M
             asked.append(len(self.taken))
             return text[len(self.taken) :]
 
-    one, seq = guesser(most=8), sequence(0, [60, 61, 62])
-    seq.matcher = Long(Language())
+    one, seq, matcher = followed([60, 61, 62], Long(Language()))
     one.enter(seq)
     for count in range(40):
         draft = one.choose([seq], 64).get(seq, [])
         assert draft == text[count : count + 8]
         seq.tokens.append(text[count])
-        seq.matcher.taken.append(text[count])
+        matcher.taken.append(text[count])
         one.follow(seq, 1)
     assert asked == [0, *range(33, 41)]
 
 
 def test_tokens_that_must_come_say_nothing_of_other_guesses() -> None:
-    one, seq = guesser(), sequence(0, [1, 2, 3, 9, 1, 2])
-    seq.matcher = ToyMatcher(FORCED)
+    one, seq, matcher = followed([1, 2, 3, 9, 1, 2])
     one.enter(seq)
     rates = [one._acceptance.rate(strength) for strength in range(1, 25)]
     for token in forced(4):
         seq.tokens.append(token)
-        seq.matcher.take(token)
+        matcher.take(token)
         one.follow(seq, 1)
     assert rates == [one._acceptance.rate(strength) for strength in range(1, 25)]

@@ -8,7 +8,7 @@ from replayed_texts import sequence
 from scheduler_bench import Bench, add, config
 
 from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.guess_options import GuessOptions
+from engine_core.options.guess_options import GuessOptions
 from engine_core.scheduling.step_time import StepTime
 from worker.worker_facts import blocks_held
 

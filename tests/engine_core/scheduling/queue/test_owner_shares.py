@@ -213,7 +213,7 @@ def test_a_request_is_told_its_own_wait() -> None:
     clock.steps(20)
     clock.add(short(1, "single"))
     clock.add(short(2, "crowd"))
-    waits = [clock.scheduler.live[0, id].expected for id in (1, 2)]
+    waits = [clock.scheduler.live[0, id].record.expected for id in (1, 2)]
     at = clock.now
     clock.run()
     first, second = (clock.outputs[id][0][0] - at for id in (1, 2))
@@ -225,7 +225,7 @@ def test_the_last_of_many_waits_for_its_owners_part() -> None:
     clock = Clock(slots=8)
     clock.add_all(long(id, "crowd", max_tokens=100) for id in range(1000, 1100))
     clock.add_all(long(id, "some", max_tokens=100) for id in range(1, 21))
-    told, at = clock.scheduler.live[0, 20].expected, clock.now
+    told, at = clock.scheduler.live[0, 20].record.expected, clock.now
     clock.run()
     first = clock.outputs[20][0][1]
     assert isinstance(first, Tokens) and told is not None

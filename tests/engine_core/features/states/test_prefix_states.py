@@ -5,6 +5,8 @@ from __future__ import annotations
 from fake_worker import facts, reference
 from scheduler_bench import Bench, add, config, pool
 
+from engine_core.features.states.prefix_states import PrefixStates
+
 TURN = 7
 """The token that ends a turn, and an answer."""
 SYSTEM = [*range(10, 20), TURN]
@@ -70,8 +72,8 @@ def test_the_least_recently_used_state_gives_way() -> None:
 def test_an_answer_keeps_its_newest_state_only() -> None:
     made = bench()
     serve(made, 1, [10, 11, 12, 13, 14], max_tokens=30)
-    states = made.scheduler.cache.states
-    assert states is not None and len(states) == 2  # behind the prompt's block, and behind the answer
+    states = made.find(PrefixStates).pool
+    assert len(states) == 2  # behind the prompt's block, and behind the answer
 
 
 def test_without_places_nothing_is_cached() -> None:
@@ -85,5 +87,5 @@ def test_a_reset_forgets_states() -> None:
     serve(made, 1, [*SYSTEM, *QUESTION, 30, 31])
     made.scheduler.cache.reset_prefixes()
     assert serve(made, 2, [*SYSTEM, 40, 41]) == 0
-    states = made.scheduler.cache.states
-    assert states is not None and len(states) + states.free == 20
+    states = made.find(PrefixStates).pool
+    assert len(states) + states.free == 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_core.config import EngineConfig
-from engine_core.guess_options import GuessOptions, read_guess_options
+from engine_core.options.guess_options import GuessOptions, read_guess_options
 from models.config import ConfigError
 
 

@@ -1,0 +1,1 @@
+"""Experts that several engines compute together, and that are moved by load."""

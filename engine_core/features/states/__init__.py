@@ -1,0 +1,1 @@
+"""States of hybrids that are remembered, so that a cached prefix can go on from them."""
