@@ -75,8 +75,12 @@ class MessageWriter(EventWriter[api.Block]):
         self._events.append(named_event(event, api.MessageEvent(type=event, **fields)))
 
     def _begin(self) -> None:
-        message = api.AnthropicMessage(id=self._call.id, model=self._call.model, usage=self._usage())
-        self.emit("message_start", message=message)
+        # How many tokens came with the first part is chance; the last event counts them all.
+        usage = replace(self._usage(), output_tokens=0)
+        self.emit(
+            "message_start",
+            message=api.AnthropicMessage(id=self._call.id, model=self._call.model, usage=usage),
+        )
         self._events.append(PING)
 
     def _new_text(self, kind: Kind) -> OpenItem[api.Block]:
