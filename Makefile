@@ -33,7 +33,7 @@ test-all: $(INSTALLED)
 # The oldest versions that pyproject.toml allows, in a virtual environment of their own, where ours meets theirs: HTTP, wire,
 # grammars, pictures, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
 # Families are compared with transformers' models by `make test`: here are those that run its code, and what it says of all.
-BOUNDARIES := $(addprefix tests/server/,text http api grammars media metrics options test_app.py test_main.py) \
+BOUNDARIES := $(addprefix tests/server/,text http schemas grammars media metrics options test_app.py test_main.py) \
 	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
 	$(addprefix tests/models/,checkpoint conversion media test_config.py test_registry.py test_bad_checkpoints.py) \
 	$(addprefix tests/models/families/test_,transformers_fallback.py attention_calls.py architectures.py) \

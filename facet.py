@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from models.plugins import register_model, register_model_loader
     from models.pooling.config import PoolerConfig
     from models.registry import ModelRegistry
-    from server.answers.dialects import Dialect, ThinkingMarkers
-    from server.answers.formats.json_calls import JsonObject, NamedJson
-    from server.answers.formats.tagged import Tagged
-    from server.answers.parser_plugins import register_reasoning_parser, register_tool_parser
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.form_grammar import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
@@ -40,10 +36,14 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from server.offline.stat_loggers import StatLoggerBase
-    from server.options.server_options import AsyncEngineArgs, EngineArgs
+    from server.options.parse_server_options import AsyncEngineArgs, EngineArgs
+    from server.output_parsing.formats.json_calls import JsonObject, NamedJson
+    from server.output_parsing.formats.tagged import Tagged
+    from server.output_parsing.parser_plugins import register_reasoning_parser, register_tool_parser
+    from server.output_parsing.tool_call_dialects import Dialect, ThinkingMarkers
     from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
-    from server.requests.sampling import RequestOutputKind, SamplingParams
+    from server.requests.sampling_params import RequestOutputKind, SamplingParams
     from worker.features.processors.custom_processors import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 __all__ = [
@@ -99,10 +99,10 @@ _HOMES = {
     "models.plugins": "register_model register_model_loader",
     "models.pooling.config": "PoolerConfig",
     "models.registry": "ModelRegistry",
-    "server.answers.dialects": "Dialect ThinkingMarkers",
-    "server.answers.formats.json_calls": "JsonObject NamedJson",
-    "server.answers.formats.tagged": "Tagged",
-    "server.answers.parser_plugins": "register_reasoning_parser register_tool_parser",
+    "server.output_parsing.tool_call_dialects": "Dialect ThinkingMarkers",
+    "server.output_parsing.formats.json_calls": "JsonObject NamedJson",
+    "server.output_parsing.formats.tagged": "Tagged",
+    "server.output_parsing.parser_plugins": "register_reasoning_parser register_tool_parser",
     "server.errors": "ApiError BadRequest Unavailable",
     "server.grammars.form_grammar": "StructuredOutputsParams",
     "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
@@ -111,10 +111,10 @@ _HOMES = {
     "server.offline.lora_requests": "LoRARequest",
     "server.offline.prompt_forms": "TextPrompt TokensPrompt",
     "server.offline.stat_loggers": "StatLoggerBase",
-    "server.options.server_options": "AsyncEngineArgs EngineArgs",
+    "server.options.parse_server_options": "AsyncEngineArgs EngineArgs",
     "server.requests.beam_search": "BeamSearchParams",
     "server.requests.pooling": "PoolingParams",
-    "server.requests.sampling": "RequestOutputKind SamplingParams",
+    "server.requests.sampling_params": "RequestOutputKind SamplingParams",
     "worker.features.processors.custom_processors": "BatchUpdate LogitsProcessor MoveDirectionality",
 }
 """The names of each module; all others are those of `server.offline.request_outputs`."""

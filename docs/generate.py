@@ -11,8 +11,8 @@ from rooms_picture import picture
 
 from server.app import openapi_schema
 from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FLAGS
-from server.options.option_table import Option, flag_of
-from server.options.server_options import OPTIONS
+from server.options.option_parsing import Option, flag_of
+from server.options.parse_server_options import OPTIONS
 from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ VARIABLES_TEXT = (
 
 
 def options_page() -> str:
-    lines = ["# Options", "", "Made from `server/options/server_config.py` by `make docs`. " + HELP_TEXT, ""]
+    lines = ["# Options", "", "Made from `server/options/server_flags.py` by `make docs`. " + HELP_TEXT, ""]
     for group, options in groupby(OPTIONS, lambda option: option.doc.group):
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += map(option_row, options)

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import msgspec
 
-from worker.options import MEMORY, MODEL, SCHEDULER, Doc, WorkerOptions
+from worker.options import MEMORY, MODEL, SCHEDULER, OptionDoc, WorkerOptions
 from worker.protocol import Task
 
 WORKERS = "Workers and replicas"
@@ -54,111 +54,111 @@ def _all2all_backend(name: str) -> str:
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of an engine and its workers."""
 
-    model: Annotated[str, Doc(MODEL)]
+    model: Annotated[str, OptionDoc(MODEL)]
     """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm (embeds) or smollm2
     (chats) for published ones that packages carry. MODEL for short."""
-    revision: Annotated[str | None, Doc(MODEL)] = None
+    revision: Annotated[str | None, OptionDoc(MODEL)] = None
     """Branch, tag or commit of the model on the hub."""
-    download_dir: Annotated[str | None, Doc(MODEL)] = None
+    download_dir: Annotated[str | None, OptionDoc(MODEL)] = None
     """Where downloads are kept, in place of the hub's usual cache."""
-    quant: Annotated[str | None, Doc(MODEL)] = None
+    quant: Annotated[str | None, OptionDoc(MODEL)] = None
     """The GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id may
     have it behind a colon."""
-    hf_config_path: Annotated[str | None, Doc(MODEL)] = None
+    hf_config_path: Annotated[str | None, OptionDoc(MODEL)] = None
     """Folder or hub id whose config.json counts in place of what a GGUF file says."""
-    hf_overrides: Annotated[dict[str, object], Doc(MODEL)] = {}
+    hf_overrides: Annotated[dict[str, object], OptionDoc(MODEL)] = {}
     """Values to put over those of the model's config.json."""
-    runner: Annotated[str, Doc(MODEL, ("auto", "generate", "pooling"), read=_runner)] = "auto"
+    runner: Annotated[str, OptionDoc(MODEL, ("auto", "generate", "pooling"), read=_runner)] = "auto"
     """What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the
     checkpoint. A model that generates also pools, with the same weights."""
-    convert: Annotated[str, Doc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
+    convert: Annotated[str, OptionDoc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
     """What to make of a model that was trained for something else; auto goes by the checkpoint."""
-    tasks: Annotated[list[str], Doc(MODEL, TASKS, short="--task")] = []
+    tasks: Annotated[list[str], OptionDoc(MODEL, TASKS, short="--task")] = []
     """What to offer, if not all that the model does: generate, transcription, embed, token_embed, classify,
     token_classify, sparse_embed, ner. Commas may divide them."""
-    pooler_config: Annotated[dict[str, object], Doc(MODEL)] = {}
+    pooler_config: Annotated[dict[str, object], OptionDoc(MODEL)] = {}
     """How hidden states become vectors and labels, put over what the model's files say: task, pooling_type,
     seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, logit_sigma, step_tag_id,
     returned_token_ids, enable_chunked_processing, max_embed_len."""
 
     worker: WorkerOptions = WorkerOptions()
-    enable_sleep_mode: Annotated[bool, Doc(MEMORY)] = False
+    enable_sleep_mode: Annotated[bool, OptionDoc(MEMORY)] = False
     """Let administrators give the memory of weights and cache back (POST /sleep) until POST /wake_up."""
 
-    tensor_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-tp")] = 1
+    tensor_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-tp")] = 1
     """Workers that share every layer of the model."""
-    pipeline_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-pp")] = 1
+    pipeline_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-pp")] = 1
     """Runs of layers into which the model is cut, each with workers of its own."""
-    enable_expert_parallel: Annotated[bool, Doc(WORKERS, short="-ep")] = False
+    enable_expert_parallel: Annotated[bool, OptionDoc(WORKERS, short="-ep")] = False
     """Give each worker some experts of a mixture whole, instead of a piece of every expert. With
     --data-parallel-size, all replicas share one set of experts, and step, end and start together."""
-    expert_placement_strategy: Annotated[str, Doc(WORKERS, ("linear", "round_robin"))] = "linear"
+    expert_placement_strategy: Annotated[str, OptionDoc(WORKERS, ("linear", "round_robin"))] = "linear"
     """The experts of a worker: neighbouring ones (linear), or every n-th of n workers (round_robin)."""
     all2all_backend: Annotated[
-        str | None, Doc(WORKERS, ("allgather_reducescatter", "all_to_all"), read=_all2all_backend)
+        str | None, OptionDoc(WORKERS, ("allgather_reducescatter", "all_to_all"), read=_all2all_backend)
     ] = None
     """How tokens reach whole experts on other workers, and results come back: all tokens go to all replicas
     and sums return (allgather_reducescatter, the default), or a token goes where its experts are and each of
     them returns its result by itself (all_to_all)."""
-    enable_eplb: Annotated[bool, Doc(WORKERS)] = False
+    enable_eplb: Annotated[bool, OptionDoc(WORKERS)] = False
     """Copy and move whole experts by the load that is measured, while requests run. Results come back by
     all_to_all then, so that no bit of an answer changes."""
-    eplb_config: Annotated[dict[str, object], Doc(WORKERS)] = {}
+    eplb_config: Annotated[dict[str, object], OptionDoc(WORKERS)] = {}
     """How: num_redundant_experts (0), further copies of experts in each layer; window_size (1000), the steps
     of which load is counted; step_interval (3000) from one measurement to the next; log_balancedness (false);
     use_async (true): one layer is moved before a step, not all."""
-    show_expert_load: Annotated[bool, Doc(WORKERS)] = False
+    show_expert_load: Annotated[bool, OptionDoc(WORKERS)] = False
     """Tell on /metrics how many tokens took each expert, with --enable-eplb."""
-    distributed_executor_backend: Annotated[str | None, Doc(WORKERS, ("uni", "mp", "ray"))] = None
+    distributed_executor_backend: Annotated[str | None, OptionDoc(WORKERS, ("uni", "mp", "ray"))] = None
     """How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the
     machines of a Ray cluster (ray). Default: uni for one worker, mp for more."""
-    nnodes: Annotated[int, Doc(WORKERS, least=1, short="-n")] = 1
+    nnodes: Annotated[int, OptionDoc(WORKERS, least=1, short="-n")] = 1
     """Machines over which one model is spread, without Ray."""
-    node_rank: Annotated[int, Doc(WORKERS, least=0, short="-r")] = 0
+    node_rank: Annotated[int, OptionDoc(WORKERS, least=0, short="-r")] = 0
     """The number of this one of them; all but 0 are started with --headless."""
-    master_addr: Annotated[str, Doc(WORKERS)] = "127.0.0.1"
+    master_addr: Annotated[str, OptionDoc(WORKERS)] = "127.0.0.1"
     """Address of the machine with --node-rank 0, as the others reach it."""
-    master_port: Annotated[int, Doc(WORKERS, least=1, most=65534)] = 29501
+    master_port: Annotated[int, OptionDoc(WORKERS, least=1, most=65534)] = 29501
     """Port there, for the workers to join; the next one is theirs too."""
-    cluster_key: Annotated[str | None, Doc(WORKERS)] = None
+    cluster_key: Annotated[str | None, OptionDoc(WORKERS)] = None
     """A secret, the same on all machines, without which none may join: best set as a variable, which no list
     of processes shows. Any long random text."""
 
-    max_num_queued_reqs: Annotated[int | None, Doc(SCHEDULER, least=0)] = None
+    max_num_queued_reqs: Annotated[int | None, OptionDoc(SCHEDULER, least=0)] = None
     """Waiting requests beyond which new ones get 503 and Retry-After (default: 8192)."""
-    max_num_queued_tokens: Annotated[int | None, Doc(SCHEDULER, least=0)] = None
+    max_num_queued_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=0)] = None
     """Tokens of waiting prompts beyond which new requests get 503 and Retry-After (default: 4194304)."""
-    enable_prefix_caching: Annotated[bool, Doc(SCHEDULER)] = True
+    enable_prefix_caching: Annotated[bool, OptionDoc(SCHEDULER)] = True
     """Keep what was computed for prompts that begin alike."""
-    enable_chunked_prefill: Annotated[bool, Doc(SCHEDULER)] = True
+    enable_chunked_prefill: Annotated[bool, OptionDoc(SCHEDULER)] = True
     """Read long prompts in pieces, between the steps of others."""
-    long_prefill_token_threshold: Annotated[int, Doc(SCHEDULER, least=0)] = 0
+    long_prefill_token_threshold: Annotated[int, OptionDoc(SCHEDULER, least=0)] = 0
     """Most prompt tokens of one sequence in a step while others run; 0 is no bound."""
-    max_token_gap_ms: Annotated[float | None, Doc(SCHEDULER, least=0)] = None
+    max_token_gap_ms: Annotated[float | None, OptionDoc(SCHEDULER, least=0)] = None
     """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
     planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
     or four times what the rows that decode take if that is longer, and up to 250 while prompts wait for
     their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have 512 tokens at most while nobody
     streams, if the model generates."""
-    enable_logging_iteration_details: Annotated[bool, Doc(SCHEDULER)] = False
+    enable_logging_iteration_details: Annotated[bool, OptionDoc(SCHEDULER)] = False
     """Log of each step what it held, how long it was expected to take, and took."""
-    max_num_encoder_input_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    max_num_encoder_input_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
     """Most embeddings of pictures that are encoded in a step, if it encodes several. Default: as many as the
     step has tokens."""
-    disable_chunked_mm_input: Annotated[bool, Doc(SCHEDULER)] = False
+    disable_chunked_mm_input: Annotated[bool, OptionDoc(SCHEDULER)] = False
     """Compute all tokens of a picture in one step."""
-    mm_processor_cache_gb: Annotated[float, Doc(SCHEDULER, least=0)] = 4.0
+    mm_processor_cache_gb: Annotated[float, OptionDoc(SCHEDULER, least=0)] = 4.0
     """Most GiB of prepared items that an API process keeps; 0 keeps none. An engine takes as many of live
     requests, but 1 at least: new ones beyond get 503."""
-    scheduling_policy: Annotated[str, Doc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
+    scheduling_policy: Annotated[str, OptionDoc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
     """Order of requests."""
-    engine_ready_timeout: Annotated[float, Doc(SCHEDULER, least=1)] = 600.0
+    engine_ready_timeout: Annotated[float, OptionDoc(SCHEDULER, least=1)] = 600.0
     """Seconds after which an engine is killed whose start shows no progress: no bytes come, and no weights
     are loaded. One that may wait for other machines has no such limit."""
-    steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None
+    steps_ahead: Annotated[int | None, OptionDoc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""
-    speculative_config: Annotated[dict[str, object] | None, Doc(SCHEDULER, short="-sc")] = {}
+    speculative_config: Annotated[dict[str, object] | None, OptionDoc(SCHEDULER, short="-sc")] = {}
     """Guess tokens of answers and compute several in a step, where that is faster: {"method": "ngram"} is the
     default, others are "suffix", "draft_model" (docs/speculation.md). Answers stay the same to the bit.
     none guesses nothing."""

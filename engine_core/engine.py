@@ -9,7 +9,7 @@ What an engine does for some models or requests only is done by features of its 
 their hooks. It waits for nothing by itself: steps (`steps_in_flight.py`), requests that are not ready yet
 (`intake/`) and calls of workers (`executor.py`) are kept by others, which it asks.
 
-The offline LLM class drives it directly; engine_core/process.py drives it from the wire.
+The offline LLM class drives it directly; engine_core/engine_main.py drives it from the wire.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, MakeExecutor, Preparation
 from engine_core.intake.intake import Intake
-from engine_core.loading import Loaded, ReportProgress, make_loader, make_steps_in_flight
-from engine_core.protocol import Add, Failed, OutputsByClient, Ready
+from engine_core.load_engine import Loaded, ReportProgress, make_loader, make_steps_in_flight
+from engine_core.protocol import AddRequest, Failed, OutputsByClient, Ready
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.worker_facts import TimedSteps
@@ -173,7 +173,7 @@ class Engine:
             return stats
         return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)
 
-    def add(self, client: int, request: Add) -> None:
+    def add(self, client: int, request: AddRequest) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self.refusal is not None:
             self.intake.answer(client, Failed(request.id, 503, *self.refusal))

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
+from worker.cache_tiers.tier import CacheTier
 from worker.calls.messages import BESIDE_STEPS, CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
-from worker.disk.disk import Disk
 from worker.protocol import StepBounds, StepInput, StepOutput
-from worker.start import start
+from worker.start_runner import start
 from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class InlineExecutor:
         return self._runner.facts
 
     @property
-    def store(self) -> Disk | None:
+    def store(self) -> CacheTier | None:
         """The blocks of the cache on disk or in the host's memory, if some are kept there."""
         return None if self._runner is None else self._runner.store
 

@@ -101,7 +101,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Float32 or float16 values of a recording [bands, frames]; None: it has tokens."""
 
 
-class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+class AddRequest(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     """A number that the server has chosen, unique among its live requests."""
     tokens: list[int]
@@ -150,10 +150,10 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The digest of the adapter that computes it; "" is the model alone."""
 
 
-class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
+class AddRequests(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Several Adds in one frame, in order."""
 
-    adds: list[Add]
+    adds: list[AddRequest]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -161,12 +161,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A notice that these answers are not read, so that nothing is computed for them until `Go`."""
+    """A notice that these answers are not read, so that nothing is computed for them until `Resume`."""
 
     ids: list[int]
 
 
-class Go(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Resume(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A notice that these answers, which were paused, are read again."""
 
     ids: list[int]
@@ -182,7 +182,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
     pass
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True, gc=False):
+class AskStanding(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A question how far a request has come, to which `Standing` is the answer if it is still there."""
 
     id: int
@@ -197,7 +197,7 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 Orders = Drain | ResetPrefixCache | Sleep | LoadAdapter | DropAdapter | CallWorkers
-Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Orders
+Request = Spelling | AddRequest | AddRequests | Abort | Pause | Resume | AskStanding | Orders
 Greeting = Hello | Join
 
 
@@ -209,8 +209,8 @@ class Admitted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The seconds from its arrival in which its first token, or its vector, is expected."""
 
 
-class Alone(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A notice that a request of which `Add.alone` says so runs from now on, and no other one beside it."""
+class RunsAlone(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A notice that a request that is to run alone (`AddRequest.alone`) runs from now on."""
 
     id: int
 
@@ -318,7 +318,7 @@ class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):
     known: int
 
 
-Output = Admitted | Alone | Standing | Tokens | Pooled | Failed
+Output = Admitted | RunsAlone | Standing | Tokens | Pooled | Failed
 OutputsByClient = dict[int, list[Output]]
 """Outputs by the number of the server that gets them."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine_core.engine_processes import EngineProcess, EngineProcesses
+from engine_core.engine_children import EngineProcess, EngineProcesses
 from engine_core.stalls import watch
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED, Child, describe_exit
 from worker.host.machine import kills_for_memory

@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from engine_core.executor import Executor, ExecutorDead, StepFuture
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.host.progress_page import StepProgress
 from worker.protocol import StepInput, StepOutput
 

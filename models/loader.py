@@ -43,7 +43,7 @@ from models.quantization.config import read_quantization
 from models.registry import resolve
 from models.towers.model import find_tower, with_tower_of
 from models.weight_coding import Quantization
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 logger = logging.getLogger(__name__)
 

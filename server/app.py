@@ -35,13 +35,14 @@ from server.http.middleware import (
     TimingHeaders,
     Traces,
 )
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.page import api_page
 from server.page import routes as page
 from server.reading.endpoint_table import BY_PATH, TABLE
 from server.requests.labels.moderation import read_table
 from server.routes import (
     admin,
+    batches,
     chat,
     completions,
     developer,
@@ -59,7 +60,6 @@ from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
 from server.routes.ollama import pooling as ollama_pooling
-from server.routes.waiting import batches
 
 LINES_OF_MANY_MODELS = 64
 """Lines of batches that may be under way at a time where several models are served."""

@@ -21,14 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.engine_children import EngineProcesses, start_engines
 from server.http.connection.limits import why_too_few_descriptors
 from server.options.model_list import ModelEntry
 from server.options.option_checks import is_loopback
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
-from server.options.server_options import Given, read
-from server.run.api_processes import ApiProcesses
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import Given, read
+from server.options.server_flags import ServerConfig
+from server.run.api_children import ApiProcesses
 from server.run.start_checks import check_files, check_kept, check_parsers, with_ray
 from worker import logs
 from worker.host.machine import why_too_few_addresses

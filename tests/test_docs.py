@@ -14,7 +14,7 @@ import yaml
 
 from server.commands import TERMINAL
 from server.options.foreign_options import VLLM_FLAGS
-from server.options.server_options import OPTIONS, read
+from server.options.parse_server_options import OPTIONS, read
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

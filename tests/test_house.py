@@ -27,7 +27,7 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 400, 50, 16
 LONG_FUNCTIONS: set[str] = set()
 """Functions that may be longer, as file:function; five at most."""
 
-READS_ENVIRONMENT = {"server/options/server_options.py", "worker/host/machine.py"}
+READS_ENVIRONMENT = {"server/options/parse_server_options.py", "worker/host/machine.py"}
 
 FRAGMENTS = re.compile(
     r"(Of|Those|That|As in|What it|For|In place of|One that|With|Without|Where|Which|Whose|To be|From|By|At|"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
-from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
+from worker.cache.kv_cache_size import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.devices.selection import dtype_name
 from worker.host.memory import Pages
-from worker.loading import Loaded
+from worker.model_loading import Loaded
 from worker.steps.feature import Hooks
 from worker.worker_facts import WorkerFacts, blocks_held
 

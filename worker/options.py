@@ -1,8 +1,8 @@
 """Options of a worker, and what any option declares beside its name, type and default.
 
-An option is a field of a frozen struct whose annotation holds a `Doc`. The floors above declare theirs in the
-same way, and `server.options` reads all of them. This module imports nothing heavy, because `serve --help`
-imports it.
+An option is a field of a frozen struct whose annotation holds an `OptionDoc`. The floors above declare theirs
+in the same way, and `server.options` reads all of them. This module imports nothing heavy, because
+`serve --help` imports it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ADAPTERS = "Adapters"
 
 
 @dataclass(frozen=True)
-class Doc:
+class OptionDoc:
     """Metadata of a field that the operator may set. The string below the field says what it is."""
 
     group: str
@@ -105,23 +105,23 @@ _STREAMED = (
 class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may ask of adapters (docs/adapters.md)."""
 
-    enable_lora: Annotated[bool, Doc(ADAPTERS)] = False
+    enable_lora: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """Let requests name adapters of the model; --lora-modules says so, too."""
-    max_loras: Annotated[int | None, Doc(ADAPTERS, least=1, most=1024)] = None
+    max_loras: Annotated[int | None, OptionDoc(ADAPTERS, least=1, most=1024)] = None
     """Most different adapters in a step. Default: 8, or --max-cpu-loras if that is less; vLLM's is 1."""
-    max_cpu_loras: Annotated[int | None, Doc(ADAPTERS, least=1, most=65536)] = None
+    max_cpu_loras: Annotated[int | None, OptionDoc(ADAPTERS, least=1, most=65536)] = None
     """Most adapters that a worker holds; others are loaded again when they are asked for. Default: 32, or
     --max-loras if that is more."""
-    max_lora_rank: Annotated[int, Doc(ADAPTERS, least=1, most=65536)] = 16
+    max_lora_rank: Annotated[int, OptionDoc(ADAPTERS, least=1, most=65536)] = 16
     """Largest rank of an adapter. None takes more memory than its own rank needs."""
-    lora_dtype: Annotated[str, Doc(ADAPTERS, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = (
-        "auto"
-    )
+    lora_dtype: Annotated[
+        str, OptionDoc(ADAPTERS, ("auto", "bfloat16", "float16", "float32"), read=_dtype)
+    ] = "auto"
     """Number format of adapters; auto is the model's."""
-    fully_sharded_loras: Annotated[bool, Doc(ADAPTERS)] = False
+    fully_sharded_loras: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """With --tensor-parallel-size, cut the first matrices of adapters, too: less to compute for each worker,
     and more to send."""
-    lora_target_modules: Annotated[list[str], Doc(ADAPTERS)] = []
+    lora_target_modules: Annotated[list[str], OptionDoc(ADAPTERS)] = []
     """The only modules that adapters may change, by the last part of their names, such as q_proj. An adapter
     of others is refused."""
 
@@ -150,11 +150,11 @@ class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a worker. None means that the device and the model decide."""
 
-    trust_remote_code: Annotated[bool, Doc(MODEL)] = False
+    trust_remote_code: Annotated[bool, OptionDoc(MODEL)] = False
     """Run Python code that comes with the model."""
     load_format: Annotated[
         str,
-        Doc(
+        OptionDoc(
             MODEL,
             (
                 "auto",
@@ -173,14 +173,14 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the weights: safetensors, pt (*.bin, read as tensors alone, without running what they hold;
     npcache is the same), gguf and mistral (those files, also beside others), bitsandbytes (checks that they
     are), random ones (dummy), or what a loader is registered for (docs/plugins.md)."""
-    model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
+    model_impl: Annotated[str, OptionDoc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
-    dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"
+    dtype: Annotated[str, OptionDoc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"
     """Number format; auto is the checkpoint's, but on CUDA files in float32 are served in 16 bits: float16
     for vectors and scores, bfloat16 for text. Also: half, float."""
     quantization: Annotated[
         str | None,
-        Doc(
+        OptionDoc(
             MODEL,
             (
                 *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
@@ -194,40 +194,40 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 bits; on CUDA: fp8
     weights, of plain ones. The other names are methods of checkpoints that are quantized already, which are
     found without this option: they check that it is so."""
-    quantized_inputs: Annotated[str, Doc(MODEL, ("auto", "8", "16"))] = "auto"
+    quantized_inputs: Annotated[str, OptionDoc(MODEL, ("auto", "8", "16"))] = "auto"
     """Bits to which inputs of a quantized checkpoint's matrices are rounded on the CPU; auto: 8 for GGUF
     files, as llama.cpp does, unless the dtype is float32; for others what they say, or 16."""
-    language_model_only: Annotated[bool, Doc(MODEL)] = False
+    language_model_only: Annotated[bool, OptionDoc(MODEL)] = False
     """Serve the text of a model of text and pictures alone: its tower is not loaded."""
-    enable_prompt_embeds: Annotated[bool, Doc(MODEL)] = False
+    enable_prompt_embeds: Annotated[bool, OptionDoc(MODEL)] = False
     """Take embeddings in place of a prompt's tokens (`prompt_embeds` of completions, chats and programs)."""
-    max_model_len: Annotated[int | None, Doc(MODEL, least=1, read=_max_model_len)] = None
+    max_model_len: Annotated[int | None, OptionDoc(MODEL, least=1, read=_max_model_len)] = None
     """Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and the
     memory allow."""
-    seed: Annotated[int, Doc(MODEL)] = 0
+    seed: Annotated[int, OptionDoc(MODEL)] = 0
     """Seed of everything random at start, such as dummy weights."""
 
-    device: Annotated[str, Doc(MEMORY, ("auto", "cpu", "cuda"))] = "auto"
+    device: Annotated[str, OptionDoc(MEMORY, ("auto", "cpu", "cuda"))] = "auto"
     """The device to run on; auto takes CUDA if it is there."""
-    cpu_threads: Annotated[int | None, Doc(MEMORY, least=1, most=1024)] = None
+    cpu_threads: Annotated[int | None, OptionDoc(MEMORY, least=1, most=1024)] = None
     """Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the
     machine's workers."""
-    gpu_memory_utilization: Annotated[float | None, Doc(MEMORY, least=0.01, most=1)] = None
+    gpu_memory_utilization: Annotated[float | None, OptionDoc(MEMORY, least=0.01, most=1)] = None
     """Share of the device's memory to use; default on CUDA: 0.92. On the CPU it is the share of the machine's
     or container's memory for weights and KV cache, up to what is available; default there: a cache of 40 % of
     what is available, 4G at most."""
-    kv_cache_memory_bytes: Annotated[int | None, Doc(MEMORY, least=1, read=size)] = None
+    kv_cache_memory_bytes: Annotated[int | None, OptionDoc(MEMORY, least=1, read=size)] = None
     """Size of the KV cache, in place of a share; 4G and 800m work."""
-    disable_hybrid_kv_cache_manager: Annotated[bool, Doc(MEMORY)] = False
+    disable_hybrid_kv_cache_manager: Annotated[bool, OptionDoc(MEMORY)] = False
     """Keep the keys and values of layers with a window as long as those of all others."""
-    enforce_eager: Annotated[bool, Doc(MEMORY)] = False
+    enforce_eager: Annotated[bool, OptionDoc(MEMORY)] = False
     """Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."""
-    max_cudagraph_capture_size: Annotated[int | None, Doc(MEMORY, least=0, most=2048)] = None
+    max_cudagraph_capture_size: Annotated[int | None, OptionDoc(MEMORY, least=0, most=2048)] = None
     """Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. Default:
     512, and on cards of 70 GiB and more up to 2048, the more the smaller a layer is. The CPU has none."""
     kv_cache_dtype: Annotated[
         str,
-        Doc(
+        OptionDoc(
             MEMORY,
             (
                 *("auto", "float32", "bfloat16", "float16"),
@@ -238,39 +238,39 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Number format of the KV cache; auto is that of the model, or fp8 if its checkpoint asks for it. 8 bits
     halve it: int8 (also int8_per_token_head) on the CPU; on CUDA fp8 (also fp8_e4m3) from compute capability
     8.9 on, fp8_e5m2 from 8.0. One of 16 or 32 bits must be the model's own."""
-    block_size: Annotated[int | None, Doc(MEMORY, least=1)] = None
+    block_size: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
-    kv_offloading_size: Annotated[float | None, Doc(MEMORY, least=0.001)] = None
+    kv_offloading_size: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
     """GiB of the host's pinned memory, for all workers of a replica together, in which blocks of the KV cache
     are kept that a card is about to forget, so that prompts find them again; with --kv-cache-dir those that
     were written last. On CUDA. Default with --kv-cache-dir: 4."""
-    kv_cache_dir: Annotated[str | None, Doc(MEMORY)] = None
+    kv_cache_dir: Annotated[str | None, OptionDoc(MEMORY)] = None
     """A folder in which blocks of the KV cache are kept, so that prompts which were read once are not read
     again after a restart, or when memory was needed for others."""
-    kv_cache_disk_gib: Annotated[float | None, Doc(MEMORY, least=0.001)] = None
+    kv_cache_disk_gib: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
     """Most GiB of files there; those that were used longest ago give way. Default: 10."""
-    num_gpu_blocks_override: Annotated[int | None, Doc(MEMORY, least=1)] = None
+    num_gpu_blocks_override: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None
     """Blocks of the KV cache, in place of what fits."""
-    mm_encoder_cache_gb: Annotated[float | None, Doc(MEMORY, least=0)] = None
+    mm_encoder_cache_gb: Annotated[float | None, OptionDoc(MEMORY, least=0)] = None
     """GiB of embeddings of pictures that each worker of the first stage keeps for later requests, beyond
     those that a step may need; 0: none. Default: an eighth of the memory for caches, 4 at most; none for
     models without a KV cache."""
-    state_snapshots: Annotated[int | None, Doc(MEMORY, least=0)] = None
+    state_snapshots: Annotated[int | None, OptionDoc(MEMORY, least=0)] = None
     """States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are not
     cached; default: what a quarter of the memory for caches holds."""
 
-    max_num_seqs: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    max_num_seqs: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
     """Most sequences in a step; default: from the device."""
-    max_num_batched_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    max_num_batched_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
     """Most tokens in a step; default: from the device."""
 
     lora: LoraOptions = LoraOptions()
 
-    logits_processors: Annotated[list[str], Doc(PLUGINS, repeats=True)] = []
+    logits_processors: Annotated[list[str], OptionDoc(PLUGINS, repeats=True)] = []
     """Classes that change logits before tokens are chosen, as module:Class; requests give them arguments."""
-    worker_extension_cls: Annotated[str | None, Doc(PLUGINS)] = None
+    worker_extension_cls: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A class, as module.Class, whose methods /collective_rpc calls in every worker."""
-    profiler_config: Annotated[dict[str, object], Doc(PLUGINS)] = {}
+    profiler_config: Annotated[dict[str, object], OptionDoc(PLUGINS)] = {}
     """What /start_profile and /stop_profile record in every worker: {"profiler": "torch",
     "torch_profiler_dir": FOLDER} and others (docs/plugins.md)."""
 

@@ -44,7 +44,7 @@ from worker.ranks.channel import (
     StepFailed,
 )
 from worker.ranks.rank_disk import RankDisk
-from worker.start import start
+from worker.start_runner import start
 
 if TYPE_CHECKING:
     from worker.runner import Runner

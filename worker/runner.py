@@ -19,15 +19,15 @@ from pathlib import Path
 import msgspec
 import torch
 
+from worker.cache_tiers.tiered_store import Store
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.selection import open_device
-from worker.disk.tiered_store import Store
 from worker.features.installed import install_features
 from worker.host.memory import release_after_loading
 from worker.limits import agree, fit_whole_sequences, resolve_limits, take_less
-from worker.loading import Report, loading, settle, steps_behind
 from worker.memory_table import Memory, divide_memory, tell_facts
+from worker.model_loading import Report, loading, settle, steps_behind
 from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep
 from worker.ranks.process_groups import join_groups

@@ -20,9 +20,9 @@ from engine_core.adapters.messages import AdapterState
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.engine_adapters import EngineAdapters
 from engine_core.client.in_flight import AddOptions, InFlight, Stream
-from engine_core.client.orders import Orders
+from engine_core.client.operator_commands import OperatorCommands
 from engine_core.client.replica import EndCode, Replica, Stalled
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.client.socket_link import Link, SocketLink
 from engine_core.config import Address, Replicas
 from engine_core.engine_stats import Stats
@@ -76,7 +76,7 @@ class EngineClient:
         self._table, wait = ReplicaTable(replicas, servers), restart_wait if self._restarts else 0.0
         self._dispatcher = sender = Dispatcher(self._table, self._send, wait)
         self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
-        self.orders = Orders(self._table, self._dispatcher.notify)
+        self.orders = OperatorCommands(self._table, self._dispatcher.notify)
         self.adapters = EngineAdapters(sender.notify, self.orders.until, self.orders.tell)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
@@ -133,7 +133,9 @@ class EngineClient:
         """Send a request for each prompt with its parameters, in few messages: media are sent once."""
         sent, requests = self._now(), list[InFlight]()
         for tokens, params in prompts:
-            add = protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+            add = protocol.AddRequest(
+                id=self.new_number(), tokens=tokens, params=params, sent=sent, **options
+            )
             gathers = self.gathers and not add.streams and not add.times_each
             requests.append(InFlight(add, Stream(add.id, self._loop, gathers=gathers), replica))
         self._dispatcher.dispatch(requests)
@@ -152,11 +154,11 @@ class EngineClient:
         The option `wait` is for the first: others wait for it, too, and not for other clients alone.
         """
         sent, wait = self._now(), options.pop("wait", 0.0)
-        adds: list[protocol.Add] = []
+        adds: list[protocol.AddRequest] = []
         for tokens, params, *media in requests:
             options["media"] = tuple(media)
             adds.append(
-                protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+                protocol.AddRequest(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
             )
         if wait:
             adds[0] = replace(adds[0], wait=wait)

@@ -14,7 +14,7 @@ import msgspec
 from engine_core import protocol
 from engine_core.client.in_flight import InFlight, Quarantine, Stream, blame, take_back
 from engine_core.client.replica import Replica
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.reason_codes import DEADLINE, Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 from worker.calls.messages import CallFailed, NoWorkers, results_of
@@ -115,7 +115,7 @@ class Dispatcher:
             one.stream.put(output)
         elif isinstance(output, protocol.Admitted):
             one.stream.notify(output)
-        elif isinstance(output, protocol.Alone):
+        elif isinstance(output, protocol.RunsAlone):
             one.runs_alone = True
         elif isinstance(output, protocol.Standing):
             if (asked := self._asked.get(output.id)) is not None and not asked.done():
@@ -166,7 +166,7 @@ class Dispatcher:
             if one.replica is not None:
                 by_replica.setdefault(one.replica.number, []).append(id)
         for number, changed in by_replica.items():
-            self.notify(number, protocol.Pause(ids=changed) if paused else protocol.Go(ids=changed))
+            self.notify(number, protocol.Pause(ids=changed) if paused else protocol.Resume(ids=changed))
 
     async def standing(self, id: int) -> protocol.Standing | None:
         """Ask its engine how far a request has come; None if no engine has it, or says so in time."""
@@ -174,7 +174,7 @@ class Dispatcher:
         if one is None or one.replica is None:
             return None
         answer = self._asked[id] = self._loop.create_future()
-        self.notify(one.replica.number, protocol.Ask(id=id))
+        self.notify(one.replica.number, protocol.AskStanding(id=id))
         try:
             async with asyncio.timeout(_STANDING_SECONDS):
                 return await answer
@@ -258,7 +258,7 @@ class Dispatcher:
             if self.spelling is not None and any(add.grammar is not None for add in adds):
                 self._spell(number, self.spelling)
             self._send(
-                number, protocol.AddMany(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0]
+                number, protocol.AddRequests(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0]
             )
             if paused := [one.id for one in requests if one.paused]:
                 self.notify(number, protocol.Pause(ids=paused))
@@ -278,7 +278,7 @@ class Dispatcher:
             self._send(number, spelling)
             replica.spelled = True
 
-    def _send_again(self, query: protocol.Add, replica: Replica) -> InFlight:
+    def _send_again(self, query: protocol.AddRequest, replica: Replica) -> InFlight:
         """A late-interaction query whose vectors are lost, and needed. Nobody waits for the answer."""
         one = InFlight(query, Stream[protocol.Pooled](query.id, self._loop, pools=True))
         self._in_flight[query.id] = one

@@ -3,8 +3,8 @@ engine ends.
 
 Another engine takes it over then, unless it is to blame, and goes on behind the tokens that have come. Nobody
 says what an engine computed when it was killed, so all that it may have computed are suspects. One that was
-there twice, and got nowhere in between, runs alone in the next engine (`Add.alone`). If that engine ends too,
-the request is to blame, and is refused for a while, whoever sends it, unless memory had run out.
+there twice, and got nowhere in between, runs alone in the next engine (`AddRequest.alone`). If that engine
+ends too, the request is to blame, and is refused for a while, whoever sends it, unless memory had run out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine_core.client.replica import DECODE_TOKENS, Replica
 from engine_core.prompt_media import Media
 from engine_core.protocol import (
     ALONE_TOKENS,
-    Add,
+    AddRequest,
     Admitted,
     Failed,
     Grammar,
@@ -50,7 +50,7 @@ Answers = TypeVar("Answers", Tokens, Pooled)
 
 
 class AddOptions(TypedDict, total=False):
-    """The optional fields of `Add`, by which a caller says how the engine shall treat a request."""
+    """The optional fields of `AddRequest`, by which a caller says how the engine shall treat a request."""
 
     priority: int
     owner: str
@@ -149,7 +149,7 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    add: Add
+    add: AddRequest
     """The request as it is sent next."""
     stream: Stream[Any]
     pin: int | None = None
@@ -274,7 +274,7 @@ def can_go_on(one: InFlight, facts: WorkerFacts) -> bool:
     return facts.fingerprint == one.facts.fingerprint and same_limit
 
 
-def _token_limit(add: Add, facts: WorkerFacts) -> int:
+def _token_limit(add: AddRequest, facts: WorkerFacts) -> int:
     """The number of tokens, the prompt's included, at which an engine of these facts ends an answer."""
     most = add.params.max_tokens if isinstance(add.params, Sampling) else 0
     return min(len(_prompt(add)) + most, facts.max_model_len)
@@ -310,7 +310,7 @@ class Quarantine:
         self.digests: OrderedDict[bytes, float] = OrderedDict()
         """The digest of each, and when it was put here. The oldest come first."""
 
-    def put(self, add: Add) -> None:
+    def put(self, add: AddRequest) -> None:
         """Refuse a request from now on."""
         digest = _digest(add)
         self.digests[digest] = self._clock()
@@ -320,7 +320,7 @@ class Quarantine:
         count, name = len(_prompt(add)), digest.hex()[:8]
         _log.error("request %d (%s), with a prompt of %d tokens, makes the engine fail", add.id, name, count)
 
-    def holds(self, add: Add) -> bool:
+    def holds(self, add: AddRequest) -> bool:
         """Whether a request is refused."""
         oldest_allowed = self._clock() - SECONDS
         while self.digests and next(iter(self.digests.values())) < oldest_allowed:
@@ -328,7 +328,7 @@ class Quarantine:
         return bool(self.digests) and _digest(add) in self.digests
 
 
-def _digest(add: Add) -> bytes:
+def _digest(add: AddRequest) -> bytes:
     """A digest of the prompt and of all parameters but those that a server draws for each request."""
     params = add.params
     if isinstance(params, Sampling):
@@ -341,5 +341,5 @@ def _digest(add: Add) -> bytes:
     ).digest()
 
 
-def _prompt(add: Add) -> list[int]:
+def _prompt(add: AddRequest) -> list[int]:
     return add.tokens[: add.prompt_len] if add.prompt_len else add.tokens

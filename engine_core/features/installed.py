@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from engine_core.config import EngineConfig
 from engine_core.features.adapters.adapter_turns import AdapterTurns
-from engine_core.features.disk.disk_prefixes import DiskPrefixes
+from engine_core.features.cache_tiers.stored_prefixes import StoredPrefixes
 from engine_core.features.experts.balanced_experts import BalancedExperts
 from engine_core.features.faults.deadlines import Deadlines
 from engine_core.features.faults.suspects import Suspects
 from engine_core.features.grammar.answer_bounds import AnswerBounds
-from engine_core.features.guesses.drafts import make_drafts
 from engine_core.features.media.media_checks import TextAlone
 from engine_core.features.media.media_items import MediaItems
 from engine_core.features.media.source_blocks import SourceBlocks
+from engine_core.features.speculation.drafts import make_drafts
 from engine_core.features.states.prefix_states import PrefixStates
-from engine_core.scheduling.cache.states import StatePool
+from engine_core.scheduling.cache.state_pool import StatePool
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
-from worker.disk.disk import Disk
+from worker.cache_tiers.tier import CacheTier
 from worker.worker_facts import WorkerFacts
 
 
 def make_scheduler(
-    config: EngineConfig, facts: WorkerFacts, vocab_size: int, disk: Disk | None = None
+    config: EngineConfig, facts: WorkerFacts, vocab_size: int, disk: CacheTier | None = None
 ) -> Scheduler:
     """Make the scheduler of a loaded model, with its features; `disk` keeps prefixes, if something does."""
     core = Scheduler(config, facts, vocab_size)
     features: list[Feature] = []
     states = StatePool(facts.remembered_states) if facts.remembered_states and core.caches else None
     if disk is not None:
-        features.append(DiskPrefixes(core, disk, states))  # what is back may be in the next step
+        features.append(StoredPrefixes(core, disk, states))  # what is back may be in the next step
     if config.worker.lora.enable_lora:
         by_priority = config.scheduling_policy == "priority"
         features.append(AdapterTurns(config.worker.lora, by_priority=by_priority))

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import zmq
 
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
-from engine_core.protocol import Add, Failed, Grammar, Spelling
+from engine_core.protocol import AddRequest, Failed, Grammar, Spelling
 
 if TYPE_CHECKING:
     from engine_core.grammar.compiler import GrammarCompiler, Outcome
-    from engine_core.grammar.grammar_threads import Job
+    from engine_core.grammar.grammar_threads import GrammarJob
 
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class QueuedRequest:
     client: int
-    request: Add
+    request: AddRequest
     grammar: Grammar
     compiler: GrammarCompiler
-    compiled: Job[Outcome]
+    compiled: GrammarJob[Outcome]
     paused: bool = False
     """Whether nothing shall be computed for it yet."""
 
@@ -101,7 +101,7 @@ class CompileQueue:
         self._spelling = spelling
         self._compiler = GrammarCompiler(spelling, self._vocab_size, self._folder, self._done.ring)
 
-    def add(self, client: int, request: Add, grammar: Grammar) -> None:
+    def add(self, client: int, request: AddRequest, grammar: Grammar) -> None:
         """Take a request in. `leave` returns it when its grammar is compiled."""
         compiler = self._compiler
         if compiler is None:
@@ -109,7 +109,7 @@ class CompileQueue:
         compiled = compiler.compile(grammar, request.owner)
         self._requests[client, request.id] = QueuedRequest(client, request, grammar, compiler, compiled)
 
-    def refusal(self, request: Add) -> Failed | None:
+    def refusal(self, request: AddRequest) -> Failed | None:
         """Why another grammar of this owner cannot be taken in now."""
         owner = request.owner
         queued = sum(each.request.owner == owner for each in self._requests.values())

@@ -21,7 +21,7 @@ import tokenizers
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
 from engine_core.grammar import llguidance_matcher
-from engine_core.grammar.grammar_threads import GrammarThreads, Job
+from engine_core.grammar.grammar_threads import GrammarJob, GrammarThreads
 from engine_core.grammar.llguidance_matcher import Compiled, GrammarMatcher, llguidance_grammar
 from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Grammar, Spelling
@@ -67,11 +67,11 @@ class GrammarCompiler:
         Thread(target=begin, name="vocabulary", daemon=True).start()
         self._compiling = GrammarThreads(MOST_COMPILING, 1, on_done)
         self._following = GrammarThreads(MOST_FOLLOWING, MOST_FOLLOWING_BY_OWNER, on_done, patience)
-        self._kept: OrderedDict[bytes, tuple[Job[Outcome], int]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[GrammarJob[Outcome], int]] = OrderedDict()
         """What is compiled or being compiled, by digest, the one used last at the end; with its bytes."""
         self._kept_bytes = 0
 
-    def compile(self, grammar: Grammar, owner: str = "") -> Job[Outcome]:
+    def compile(self, grammar: Grammar, owner: str = "") -> GrammarJob[Outcome]:
         """The compiled grammar, which may be there already; otherwise it is the owner's work."""
         digest = _digest(grammar)
         if (known := self._kept.get(digest)) is not None:
@@ -91,7 +91,7 @@ class GrammarCompiler:
         """Whether grammars of this owner that took too long still keep threads."""
         return self._compiling.refuses(owner) or self._following.refuses(owner)
 
-    def abandon(self, grammar: Grammar, job: Job[Outcome]) -> None:
+    def abandon(self, grammar: Grammar, job: GrammarJob[Outcome]) -> None:
         """Do not compile a grammar for which nobody waits any more."""
         self._compiling.abandon(job)
         digest = _digest(grammar)
@@ -120,7 +120,7 @@ def _digest(grammar: Grammar) -> bytes:
 
 
 def _compile(
-    vocabulary: Future[LLTokenizer], grammar: Grammar, job: Job[Outcome], executor: LLExecutor
+    vocabulary: Future[LLTokenizer], grammar: Grammar, job: GrammarJob[Outcome], executor: LLExecutor
 ) -> Outcome:
     tokenizer = vocabulary.result()
     job.started = time.monotonic()  # the vocabulary is nobody's work

@@ -28,10 +28,10 @@ _IDLE_SECONDS = 10.0
 """A thread that has had nothing to do for so long ends."""
 
 
-class Job(Generic[T]):
+class GrammarJob(Generic[T]):
     """One piece of work."""
 
-    def __init__(self, owner: str, work: Callable[[Job[T], LLExecutor], T]) -> None:
+    def __init__(self, owner: str, work: Callable[[GrammarJob[T], LLExecutor], T]) -> None:
         self.owner = owner
         self.work = work
         self.result: T | None = None
@@ -90,7 +90,7 @@ class GrammarThreads:
         self._most_by_owner = most_by_owner
         self._on_done = on_done
         self._changed = threading.Condition()
-        self._queues: dict[str, deque[Job[object]]] = {}
+        self._queues: dict[str, deque[GrammarJob[object]]] = {}
         """The jobs that wait, by owner; the owner whose turn is next comes first."""
         self._busy: dict[str, int] = {}
         """The number of jobs that run, by owner."""
@@ -99,8 +99,8 @@ class GrammarThreads:
         self._threads = self._idle = 0
         self._stopped = False
 
-    def submit(self, owner: str, work: Callable[[Job[T], LLExecutor], T]) -> Job[T]:
-        job = Job(owner, work)
+    def submit(self, owner: str, work: Callable[[GrammarJob[T], LLExecutor], T]) -> GrammarJob[T]:
+        job = GrammarJob(owner, work)
         with self._changed:
             self._queues.setdefault(owner, deque()).append(job)  # pyright: ignore[reportArgumentType]
             if self._idle >= sum(map(len, self._queues.values())):
@@ -114,7 +114,7 @@ class GrammarThreads:
         """Whether too much of an owner was left alone and still runs."""
         return self._abandoned.get(owner, 0) >= MOST_ABANDONED_BY_OWNER
 
-    def abandon(self, job: Job[T]) -> None:
+    def abandon(self, job: GrammarJob[T]) -> None:
         """Let a job go that nobody waits for any more: it is not begun, or its thread is left alone."""
         with self._changed:
             queue = self._queues.get(job.owner)
@@ -139,7 +139,7 @@ class GrammarThreads:
             self._queues.clear()
             self._changed.notify_all()
 
-    def next_job(self, thread: GrammarThread) -> Job[object] | None:
+    def next_job(self, thread: GrammarThread) -> GrammarJob[object] | None:
         """Wait for the job that this thread runs next; None: there will be none."""
         with self._changed:
             while not self._stopped:
@@ -160,7 +160,7 @@ class GrammarThreads:
             self._threads -= 1
             return None
 
-    def end(self, job: Job[object]) -> bool:
+    def end(self, job: GrammarJob[object]) -> bool:
         """Note that a job is done; returns whether its thread shall go on."""
         with self._changed:
             job.finish()

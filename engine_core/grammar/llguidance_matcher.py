@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
-from engine_core.grammar.grammar_threads import GrammarThreads, Job
+from engine_core.grammar.grammar_threads import GrammarJob, GrammarThreads
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Grammar
 from worker.protocol import Bound
@@ -92,7 +92,7 @@ class GrammarMatcher:
         """The last tokens that were written while asleep."""
         self._count = 0
         self._complete = False
-        self._job: Job[Any] | None = None
+        self._job: GrammarJob[Any] | None = None
         """What is being computed with its place in the grammar, if the engine did not wait for it."""
         self._owed: deque[tuple[int, bool]] = deque()
         """The tokens to take behind that."""
@@ -192,7 +192,7 @@ class GrammarMatcher:
             raise GrammarError("a later place in the grammar cannot be reached")
         return seen[tuple(tokens)]
 
-    def _waits_for(self, job: Job[Any], patience: float) -> bool:
+    def _waits_for(self, job: GrammarJob[Any], patience: float) -> bool:
         """Whether it is done within the engine's patience; otherwise it is late."""
         if job.wait(patience):
             return True
@@ -203,7 +203,7 @@ class GrammarMatcher:
             return True
         return False
 
-    def _arrive(self, job: Job[Any]) -> None:
+    def _arrive(self, job: GrammarJob[Any]) -> None:
         """Take over what may come behind a token that was taken."""
         self._count_time(job)
         try:
@@ -219,7 +219,7 @@ class GrammarMatcher:
         else:
             self._complete = True
 
-    def _count_time(self, job: Job[Any]) -> None:
+    def _count_time(self, job: GrammarJob[Any]) -> None:
         self._slowest = max(self._slowest, job.seconds)
         self._spent += job.seconds
         if job.seconds > TOKEN_SECONDS or self._spent > ANSWER_SECONDS + SECONDS_EACH * self._count:
@@ -325,7 +325,7 @@ class GrammarFork:
 
 
 def _advance(
-    place: LLMatcher, token: int, nothing: LLMatcher | None, job: Job[bytes], executor: LLExecutor
+    place: LLMatcher, token: int, nothing: LLMatcher | None, job: GrammarJob[bytes], executor: LLExecutor
 ) -> bytes:
     """Take an allowed token; returns what may come behind it, which is empty behind the end of the text."""
     if nothing is None:
@@ -343,7 +343,7 @@ def _advance(
 
 
 def _look_ahead(
-    place: LLMatcher, tokens: list[int], size: int, job: Job[list[bytes]], executor: LLExecutor
+    place: LLMatcher, tokens: list[int], size: int, job: GrammarJob[list[bytes]], executor: LLExecutor
 ) -> list[bytes]:
     """What may come behind each of these tokens, up to the first that may not come."""
     buffer = bytearray(size * (len(tokens) + 1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Protocol
 
-from engine_core.protocol import Add, Thinking
+from engine_core.protocol import AddRequest, Thinking
 from worker.protocol import Bound
 
 
@@ -171,7 +171,7 @@ def allows(bound: Bound | None, token: int) -> bool:
     return (token in array("i", bound.data)) == (bound.form == "allowed")
 
 
-def catch_up(matcher: TokenMatcher, request: Add) -> str | None:
+def catch_up(matcher: TokenMatcher, request: AddRequest) -> str | None:
     """Take what another engine has emitted of an answer; returns the reason if it cannot go on."""
     try:
         for token in request.tokens[request.prompt_len or len(request.tokens) :]:

@@ -15,7 +15,7 @@ from engine_core.features.grammar.answer_bounds import AnswerBounds
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.intake.static_queries import StaticQueries
-from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Pooled, Ready, Spelling, Tokens
+from engine_core.protocol import AddRequest, Failed, Grammar, OutputsByClient, Pooled, Ready, Spelling, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 
 
@@ -90,7 +90,7 @@ class Intake:
             self._compile_queue = CompileQueue(self._ready.vocab_size, self._ready.folder)
         self._compile_queue.spell(spelling)
 
-    def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
+    def add(self, client: int, request: AddRequest, matcher: TokenMatcher | None = None) -> None:
         if self._queries is not None and (answer := self._queries.answer(request)) is not None:
             refused = self._scheduler.refusal(client, request, elsewhere=len(self))
             self.answer(client, refused or answer)
@@ -102,7 +102,7 @@ class Intake:
     def answer(self, client: int, answer: Failed | Tokens | Pooled) -> None:
         self._outputs.setdefault(client, []).append(answer)
 
-    def _compile(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
+    def _compile(self, client: int, request: AddRequest, grammar: Grammar) -> Failed | None:
         """Have the grammar of a request compiled, after which it goes on its way."""
         if self._compile_queue is None:
             return Failed(id=request.id, code=500, message="the server has not said how tokens are spelled")
@@ -141,7 +141,7 @@ class Intake:
                 self._add_compiled(compiled.client, compiled.request, outcome, paused=compiled.paused)
 
     def _add_compiled(
-        self, client: int, request: Add, matcher: TokenMatcher | None, *, paused: bool = False
+        self, client: int, request: AddRequest, matcher: TokenMatcher | None, *, paused: bool = False
     ) -> None:
         if not request.adapter:
             return self._schedule(client, request, matcher, paused=paused)
@@ -158,7 +158,9 @@ class Intake:
         elif paused:
             self.adapters.set_paused([(client, request.id)], paused=True)
 
-    def _schedule(self, client: int, request: Add, matcher: TokenMatcher | None, *, paused: bool) -> None:
+    def _schedule(
+        self, client: int, request: AddRequest, matcher: TokenMatcher | None, *, paused: bool
+    ) -> None:
         now = time.monotonic()
         if matcher is None:
             answer = self._scheduler.add(client, request, now)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_core.protocol import Add, Pooled
+from engine_core.protocol import AddRequest, Pooled
 from models.pooling.routed_folder import query_weights
 from models.pooling.sentence_files import read_settings
 from worker.protocol import Pooling, Vectors
@@ -31,7 +31,7 @@ class StaticQueries:
         weights = load_file(path)["weight"].astype(np.float32)
         return cls(weights, read_settings(folder).max_active_dims)
 
-    def answer(self, request: Add) -> Pooled | None:
+    def answer(self, request: AddRequest) -> Pooled | None:
         """The weights of a query; None if the request is none for these."""
         params = request.params
         if (

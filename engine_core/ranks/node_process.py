@@ -21,7 +21,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.ranks import rank_groups
 from engine_core.ranks.layout import backend_of
 from engine_core.ranks.rank_groups import LocalRanks
-from engine_core.startup import find_checkpoint, find_drafter
+from engine_core.resolve_checkpoint import find_checkpoint, find_drafter
 from engine_core.wire import sockets
 from models.config import read_config
 from worker import logs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from engine_core.executor import ExecutorDead
-from worker.disk.block_read import BlockRead, ReadPace
+from worker.cache_tiers.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder, DiskTask
 

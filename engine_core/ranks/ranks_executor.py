@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from engine_core.config import ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, InlineExecutor, MakeExecutor, ReportPhase
-from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.layout import backend_of, rank_places
-from engine_core.ranks.meeting import Meeting, meet
 from engine_core.ranks.peers import OtherEngines, Peers
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ranks_disk import RanksDisk
 from engine_core.ranks.ray_ranks import RayRanks
+from engine_core.ranks.rendezvous import Rendezvous, meet
 from engine_core.reason_codes import PHASES
 from engine_core.wire.sockets import ClusterKeys
 from worker.buffers import Bytes, Encoder
@@ -345,7 +345,7 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
         worker = replace(worker, run_folder=process.folder or "")
         if process.most_cache_bytes is not None:
             worker = replace(worker, most_cache_bytes=process.most_cache_bytes)
-        met = meet(process, report) if shares_experts else Meeting()
+        met = meet(process, report) if shares_experts else Rendezvous()
         places = rank_places(process, met.rendezvous, met.address)
         if backend == "uni":
             return InlineExecutor(replace(worker, place=places[0]), report)

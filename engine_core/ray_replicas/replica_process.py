@@ -18,7 +18,7 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import ProcessConfig
-from engine_core.engine_processes import start_engines
+from engine_core.engine_children import start_engines
 from engine_core.protocol import Dead
 from engine_core.ranks.ray_ranks import connect, resources
 from engine_core.restarts import NoWatcher, keep_engines

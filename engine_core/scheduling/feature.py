@@ -14,9 +14,9 @@ from math import inf
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from engine_core.engine_stats import Stats
-from engine_core.protocol import Add, Failed, Finish, OutputsByClient, Tokens
+from engine_core.protocol import AddRequest, Failed, Finish, OutputsByClient, Tokens
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from worker.protocol import NewSeq, StepBounds, StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -26,14 +26,14 @@ class Feature:
 
     # A request comes, and ends.
 
-    def facts_of(self, add: Add, facts: WorkerFacts) -> WorkerFacts:
+    def facts_of(self, add: AddRequest, facts: WorkerFacts) -> WorkerFacts:
         """Return the facts of the model by which a request is checked."""
         return facts
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         """Say why what a request asks of the feature cannot be had."""
 
-    def lacks_room(self, add: Add) -> str | None:
+    def lacks_room(self, add: AddRequest) -> str | None:
         """Say in a clause what others have that a request has to wait for elsewhere."""
 
     def enter(self, seq: Sequence) -> None:

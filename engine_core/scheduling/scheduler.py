@@ -24,13 +24,14 @@ from collections.abc import Iterable
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
-from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
+from engine_core.protocol import AddRequest, Admitted, Failed, OutputsByClient
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.feature import Hooks
-from engine_core.scheduling.pace import Pace
+from engine_core.scheduling.first_token_forecast import Slots
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
-from engine_core.scheduling.queue.waiting import (
+from engine_core.scheduling.queue.waiting_queue import (
     PausedSequences,
     WaitingQueue,
     comes_before,
@@ -39,12 +40,11 @@ from engine_core.scheduling.queue.waiting import (
     used_by_owner,
 )
 from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
-from engine_core.scheduling.refusals import check_config, refusal, token_limit
+from engine_core.scheduling.request_checks import check_config, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Place, Record, Sequence
 from engine_core.scheduling.stats import Counters
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import StepResults, put
-from engine_core.scheduling.wait_forecast import Slots
+from engine_core.scheduling.step_timing import StepTiming
 from worker.protocol import StepBounds
 from worker.worker_facts import WorkerFacts
 
@@ -59,7 +59,7 @@ class Scheduler:
         check_config(config, facts)
         self.counters = Counters(kernel_compilations=facts.kernel_compilations)
         self.hooks = Hooks()
-        self.pace = Pace(config, facts)
+        self.pace = StepTiming(config, facts)
         by_priority = config.scheduling_policy == "priority"
         self.waiting = WaitingQueue(by_priority, self.hooks)
         self.owners = Owners()
@@ -91,7 +91,7 @@ class Scheduler:
 
     # Requests come and go.
 
-    def add(self, client: int, request: Add, now: float) -> Admitted | Failed | None:
+    def add(self, client: int, request: AddRequest, now: float) -> Admitted | Failed | None:
         """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
         if refused := self.refusal(client, request):
             return refused
@@ -118,7 +118,7 @@ class Scheduler:
             return Admitted(request.id, seq.record.expected)
         return None
 
-    def refusal(self, client: int, request: Add, elsewhere: int = 0) -> Failed | None:
+    def refusal(self, client: int, request: AddRequest, elsewhere: int = 0) -> Failed | None:
         """Why a request cannot be taken in; so many others wait elsewhere."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")

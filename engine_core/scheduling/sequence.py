@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine_core.engine_stats import Timing
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
@@ -64,7 +64,7 @@ class Record:
 @dataclass(slots=True, eq=False)
 class Sequence:
     key: Key
-    request: Add
+    request: AddRequest
     order: Order
     """The lowest runs first when not all can run."""
     limit: int

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_core.engine_stats import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, PlainHistogram, Stats, StepBuckets
-from engine_core.scheduling.pace import Pace
-from engine_core.scheduling.queue.waiting import WaitingQueue
-from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.scheduling.wait_forecast import Slots
+from engine_core.scheduling.first_token_forecast import Slots
+from engine_core.scheduling.planned_step import PlannedStep
+from engine_core.scheduling.queue.waiting_queue import WaitingQueue
+from engine_core.scheduling.step_timing import StepTiming
 
 _AT_A_TIME = 64
 """The steps that are counted at a time."""
@@ -61,7 +61,7 @@ class Counters:
         running: int,
         waiting: WaitingQueue,
         kv_usage: float,
-        pace: Pace,
+        pace: StepTiming,
         expected_wait: float,
         slots: Slots,
     ) -> Stats:

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, lacks_memory, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.feature import Hooks
-from engine_core.scheduling.pace import Pace
-from engine_core.scheduling.queue.waiting import PausedSequences
+from engine_core.scheduling.planned_step import PlannedStep
+from engine_core.scheduling.queue.waiting_queue import PausedSequences
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.step_timing import StepTiming
 from worker.protocol import (
     QUERY_GONE,
     REFUSED_ARGUMENTS,
@@ -41,7 +41,7 @@ class StepResults:
     def __init__(
         self,
         hooks: Hooks,
-        pace: Pace,
+        pace: StepTiming,
         cache: CacheManager,
         paused: PausedSequences,
         *,

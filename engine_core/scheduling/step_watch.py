@@ -16,7 +16,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.host.threads import CoreWaits, stack_of
 
 TIMES = 5

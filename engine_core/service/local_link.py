@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine_core import protocol
 from engine_core.client.socket_link import Listener
 from engine_core.engine import Engine
-from engine_core.service.order_handler import OrderHandler
+from engine_core.service.message_handler import MessageHandler
 
 _CLIENT = 0
 
@@ -22,7 +22,7 @@ class LocalLink:
         """Called when the engine has been sent something."""
         self._number = number
         self._listener: Listener | None = None
-        self._handler = OrderHandler(engine, lambda _, answer: self._tell(answer), self._tell, self._drain)
+        self._handler = MessageHandler(engine, lambda _, answer: self._tell(answer), self._tell, self._drain)
 
     def open(self, listener: Listener) -> None:
         self._listener = listener

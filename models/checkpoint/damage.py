@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.plain_files import shown
-from models.weight_pieces import DAMAGED, WeightsError
+from models.weight_slices import DAMAGED, WeightsError
 
 _MOST_HEADER_BYTES = 100_000_000
 """The longest header that the library reads."""

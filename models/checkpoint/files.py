@@ -22,7 +22,7 @@ from models.checkpoint.damage import find_fault
 from models.checkpoint.own_loaders import load_tensors
 from models.plain_files import FileError, check_regular, lies_within, read_json, shown
 from models.plugins import model_loader
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 HOST = torch.device("cpu")
 _LONGEST_REASON = 100

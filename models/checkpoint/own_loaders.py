@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 
 def load_tensors(loader: Callable[[Any], Any], folder: Path, load_format: str) -> Mapping[str, Tensor]:

@@ -24,7 +24,7 @@ from models.checkpoint.damage import FiniteCheck
 from models.checkpoint.files import Source, Stored, Upload, convert, open_source
 from models.plain_files import shown
 from models.weight_coding import Quantization
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Number types of weights. Others, such as those of quantized weights, mean nothing without their scales."""

@@ -34,7 +34,7 @@ from models.pooling.pooler import (
 )
 from models.pooling.projection import Matrix
 from models.pooling.sentence_files import Mode
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 
 class PoolingModel(nn.Module):

@@ -35,7 +35,7 @@ class UnsupportedModel(ValueError):
     """transformers' code for this model cannot run on our attention; the message says what is in the way."""
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """The shapes and options of one call of attention. A tuple, for one is made of each call in each step."""
 
     module: str
@@ -68,7 +68,7 @@ class AttentionCalls:
 
     def __init__(self) -> None:
         self.layers: list[Attention] = []
-        self._calls: list[Call] = []
+        self._calls: list[AttentionCall] = []
         self._next = 0
 
     @contextmanager
@@ -88,11 +88,11 @@ class AttentionCalls:
             times = f"{self._next} times in a step, but {len(self.layers)} times at start"
             raise UnsupportedModel(f"the model called attention {times}")
 
-    def _note(self, call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _note(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._calls.append(call)
         return query.new_zeros(1, query.shape[2], call.heads, call.value_width)
 
-    def _compute(self, call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _compute(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         expected = self._calls[self._next] if self._next < len(self._calls) else None
         if call != expected:
             raise UnsupportedModel(_other_call(self._next, call, expected))
@@ -110,7 +110,7 @@ def _flat(heads: Tensor, width: int) -> Tensor:
     return heads[0].transpose(0, 1).flatten(1)
 
 
-def _other_call(number: int, call: Call, expected: Call | None) -> str:
+def _other_call(number: int, call: AttentionCall, expected: AttentionCall | None) -> str:
     """The difference between a call and the one in its place at start, for an error message."""
     if expected is None:
         return f"{call.module} called attention once more than the model did at start"
@@ -119,7 +119,7 @@ def _other_call(number: int, call: Call, expected: Call | None) -> str:
     return f"call {number} of attention asks for other things than at start: {', '.join(changes)}"
 
 
-_Answer = Callable[[Call, Tensor, Tensor, Tensor], Tensor]
+_Answer = Callable[[AttentionCall, Tensor, Tensor, Tensor], Tensor]
 _answer: _Answer | None = None
 
 
@@ -150,13 +150,13 @@ def _attend(
 
 def _read_call(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-) -> Call:
+) -> AttentionCall:
     options = {name: option for name, option in options.items() if option is not None}
     if mask is not None:
         raise UnsupportedModel("it makes an attention mask of its own")
     if options.pop("is_causal", getattr(module, "is_causal", True)) is False:
         raise UnsupportedModel("it is not a decoder: its attention looks ahead")
-    call = Call(
+    call = AttentionCall(
         module=type(module).__name__,
         heads=query.shape[1],
         kv_heads=key.shape[1],
@@ -173,7 +173,7 @@ def _read_call(
     return call
 
 
-def _check_shapes(call: Call, query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_shapes(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> None:
     tokens = query.shape[2]
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     wanted = [

@@ -21,7 +21,7 @@ from models.gguf.tensor_mapping import Place, placed_tensors
 from models.plain_files import FileError
 from models.quantization.methods.gguf import GGML_TYPES, GgmlType
 from models.quantization.readers.gguf import widened_blocks
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 _NUMBERS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _SIZES = {coding.name: coding for coding in GGML_TYPES.values()}

@@ -17,8 +17,8 @@ from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from models.ops.encoder_ops import attend_to_seen
 from models.parallel.rank_shares import Span
-from models.quantization.readers.pieces import read_one_scale
-from models.weight_pieces import Cut
+from models.quantization.readers.group_slices import read_one_scale
+from models.weight_slices import Cut
 
 _OF_KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale")
 _OF_VALUES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "qkv_proj.v_scale", "v_proj.output_scale")

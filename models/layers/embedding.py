@@ -23,7 +23,7 @@ from models.quantization.matrices import (
     read_matrix,
     read_plain_matrix,
 )
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 
 class Embedding(nn.Module):

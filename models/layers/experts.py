@@ -12,13 +12,13 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.layers.expert_transport import ApartTransport, sum_over_replicas
 from models.layers.linear import cut_of, frozen
-from models.ops.expert_ops import WITHOUT_GATES
+from models.ops.expert_routing_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import has_matrix, read_matrix
 from models.quantization.readers.fp8_mxfp4 import BLOCKS, read_member
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 ReadParts = Callable[[int], list[Matrix]]
 ReadMatrix = Callable[[int], Matrix]

@@ -18,7 +18,7 @@ from models.ops.grouped_matrix import Grouped, Matrix, halves, stacked
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 Part = TypeVar("Part", Tensor, Matrix)
 

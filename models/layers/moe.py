@@ -12,7 +12,7 @@ from models.checkpoint.weights import Weights, load
 from models.layers.experts import Experts, SavedExperts
 from models.layers.linear import frozen
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP, gate_kind
-from models.ops.expert_ops import WITHOUT_GATES, Routing
+from models.ops.expert_routing_ops import WITHOUT_GATES, Routing
 from models.parallel.parallel import Parallel
 from models.quantization.matrices import read_plain_matrix
 

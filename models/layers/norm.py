@@ -10,7 +10,7 @@ from models.checkpoint.weights import Weights
 from models.layers.linear import RowOrder, cut_of, frozen
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 
 class RMSNorm(nn.Module):

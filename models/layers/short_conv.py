@@ -15,7 +15,7 @@ from models.layers.linear import Linear, RowLinear, cut_of, frozen, pieces_of
 from models.layers.state import StateLayer
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from models.lora_config import (
     read_adapter,
     split_name,
 )
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 Read = Callable[[Cut | None], Tensor]
 

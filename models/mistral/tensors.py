@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Source, Stored
 from models.config import ModelConfig
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 _TOP = {
     "tok_embeddings.weight": "model.embed_tokens.weight",

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from models.ops.encoder_ops import disentangled_attention, encoder_attention  # noqa: F401
-from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
+from models.ops.expert_routing_ops import add_gated, collect_experts, experts, route  # noqa: F401
 from models.ops.latent_ops import (  # noqa: F401
     choose_tokens,
     front_rms_norm,

@@ -14,7 +14,7 @@ from models.checkpoint.weights import Weights, open_weights
 from models.layers.linear import frozen
 from models.pooling.sentence_files import Dense, LayerNorm, Normalize, SparseAutoEncoder, Step
 from models.quantization.matrices import read_plain_matrix
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,

@@ -14,7 +14,7 @@ from models.quantization.methods.bitsandbytes_modelopt import BNB_4BIT, BNB_INT8
 from models.quantization.methods.gguf import CODINGS
 from models.quantization.readers import bitsandbytes, compressed_tensors, fp8_mxfp4, gguf, gptq_awq
 from models.weight_coding import Coding
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 Read = Callable[[Weights, Coding, tuple[int, int], Cut | None], Matrix | None]
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from server.errors import Forbidden
 from server.model_facts import Right
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9._@-]{0,63}$")]
 """A letter, then letters, digits and . _ @ -; so no name is an address, and none has a slash in it."""

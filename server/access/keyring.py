@@ -22,7 +22,7 @@ from server.access.key_file import Key, KeyFileError, read_keys
 from server.access.request_state import state_of
 from server.errors import ApiError
 from server.metrics.server_metrics import KeyCounters
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 LOOK_SECONDS = 0.5
 """Seconds between looks at the file's state."""

@@ -13,8 +13,8 @@ from starlette.types import Scope
 
 from server.access.admission import Admission
 from server.access.client_identity import Caller, caller_at
-from server.media.inline import InlineFiles
-from server.media.kept_items import Item
+from server.media.inline_files import InlineFiles
+from server.media.media_cache import KeptItem
 from server.model_facts import Right
 from server.requests.timing import RequestTimes
 
@@ -61,7 +61,7 @@ class RequestState:
     it when it has read the body."""
     inline_files: InlineFiles | None = None
     """The files that were cut out of the body. The endpoint sets it, if the body may have media."""
-    media_items: Mapping[bytes, Item] = field(default_factory=dict)
+    media_items: Mapping[bytes, KeptItem] = field(default_factory=dict)
     """The media that were prepared for the request, by their hashes. The reading of the body sets it."""
     reading: Any = None
     """The `Reading` of the body, in the dialect that is asked for. The endpoint sets it."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from pydantic import AfterValidator, Field
 
-from server.api.fields import Body, optional
 from server.errors import BadRequest
+from server.schemas.body import Body, optional
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from server.api.conversations.response_input import KEPT_NOWHERE
 from server.batches.folder import Folder
 from server.batches.response_events import Fields, append
 from server.errors import BadRequest, NotFound, TooManyRequests
+from server.schemas.conversations.response_input import KEPT_NOWHERE
 
 MOST_RESPONSES = 10_000
 """Responses that an owner may have: beyond them the oldest one that has ended gives way."""

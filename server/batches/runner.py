@@ -30,7 +30,7 @@ MOST_BATCHES, MOST_RESPONSES = 16, 256
 _log = logging.getLogger(__name__)
 
 
-class Job(Protocol):
+class BackgroundJob(Protocol):
     """A batch or a response while it is worked on."""
 
     id: str
@@ -73,7 +73,7 @@ class Runner:
         self._places = asyncio.Semaphore(1)
         self._lock: int | None = None
         self._wake = asyncio.Event()
-        self._running: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[BackgroundJob, asyncio.Task[None]]] = {}
         self._given_up: set[str] = set()
         """Jobs that cannot even be noted as failed. They are left alone until the next start."""
         self._counted = -CLEAN_SECONDS
@@ -133,7 +133,7 @@ class Runner:
                 if isinstance(job, BatchRun) == (most == MOST_BATCHES):
                     job.look(wanted=job.id in wanted)
 
-    def _begin(self, waiting: Sequence[Job], most: int) -> None:
+    def _begin(self, waiting: Sequence[BackgroundJob], most: int) -> None:
         """Begin with what waits: first the work of owners of whom least is done, the oldest first."""
         if not waiting:
             return
@@ -171,7 +171,7 @@ class Runner:
         self.kept.clean()
         self.folder.clean()
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, job: BackgroundJob) -> None:
         """Works on one job until it has ended, however often that fails."""
         try:
             while not job.ended:
@@ -191,7 +191,7 @@ class Runner:
             del self._running[job.id]
             self._wake.set()
 
-    async def _give_up(self, job: Job, message: str) -> None:
+    async def _give_up(self, job: BackgroundJob, message: str) -> None:
         try:
             await job.give_up(message)
         except Exception as error:  # the database takes nothing any more

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.options.option_table import (
-    Doc,
+from server.options.option_parsing import (
     Option,
+    OptionDoc,
     OptionError,
     VllmFlag,
     assemble,
@@ -80,81 +80,83 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    base_url: Annotated[str | None, Doc(_SERVER)] = None
+    base_url: Annotated[str | None, OptionDoc(_SERVER)] = None
     """Address of the server, in place of host and port."""
-    host: Annotated[str, Doc(_SERVER)] = "127.0.0.1"
+    host: Annotated[str, OptionDoc(_SERVER)] = "127.0.0.1"
     """Host of the server."""
-    port: Annotated[int, Doc(_SERVER, least=1, most=65535)] = 8000
+    port: Annotated[int, OptionDoc(_SERVER, least=1, most=65535)] = 8000
     """Port of the server."""
-    model: Annotated[str | None, Doc(_SERVER)] = None
+    model: Annotated[str | None, OptionDoc(_SERVER)] = None
     """Name of the model; default: the first that it lists."""
-    api_key: Annotated[str | None, Doc(_SERVER)] = None
+    api_key: Annotated[str | None, OptionDoc(_SERVER)] = None
     """Key to send with every request."""
-    endpoint: Annotated[str | None, Doc(_SERVER, ENDPOINTS, read=_endpoint)] = None
+    endpoint: Annotated[str | None, OptionDoc(_SERVER, ENDPOINTS, read=_endpoint)] = None
     """What to call; default: completions."""
-    backend: Annotated[str | None, Doc(_SERVER, tuple(_BACKENDS))] = None
+    backend: Annotated[str | None, OptionDoc(_SERVER, tuple(_BACKENDS))] = None
     """vLLM's word for the endpoint."""
 
-    max_concurrency: Annotated[tuple[int, ...] | None, Doc(_LOAD, read=_counts, short="--concurrency")] = None
+    max_concurrency: Annotated[
+        tuple[int, ...] | None, OptionDoc(_LOAD, read=_counts, short="--concurrency")
+    ] = None
     """Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the other.
     Default: no bound."""
-    request_rate: Annotated[tuple[float, ...], Doc(_LOAD, read=_rates)] = (math.inf,)
+    request_rate: Annotated[tuple[float, ...], OptionDoc(_LOAD, read=_rates)] = (math.inf,)
     """Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, are
     measured one after the other."""
-    burstiness: Annotated[float, Doc(_LOAD, least=0.001)] = 1.0
+    burstiness: Annotated[float, OptionDoc(_LOAD, least=0.001)] = 1.0
     """How evenly they come: 1 is a Poisson process, less is burstier, more is evener."""
-    num_prompts: Annotated[int | None, Doc(_LOAD, least=1)] = None
+    num_prompts: Annotated[int | None, OptionDoc(_LOAD, least=1)] = None
     """Requests at each load; default: 100, or no bound with --duration."""
-    duration: Annotated[float | None, Doc(_LOAD, least=0.001)] = None
+    duration: Annotated[float | None, OptionDoc(_LOAD, least=0.001)] = None
     """Seconds after which no more requests are sent."""
-    num_warmups: Annotated[int, Doc(_LOAD, least=0)] = 1
+    num_warmups: Annotated[int, OptionDoc(_LOAD, least=0)] = 1
     """Requests that go before, and are not counted."""
-    request_timeout: Annotated[float, Doc(_LOAD, least=0.001)] = 600.0
+    request_timeout: Annotated[float, OptionDoc(_LOAD, least=0.001)] = 600.0
     """Seconds after which a request has failed."""
 
-    dataset_name: Annotated[str, Doc(_REQUESTS, DATASETS)] = "random"
+    dataset_name: Annotated[str, OptionDoc(_REQUESTS, DATASETS)] = "random"
     """The source of the texts."""
-    ignore_eos: Annotated[bool, Doc(_REQUESTS)] = False
+    ignore_eos: Annotated[bool, OptionDoc(_REQUESTS)] = False
     """Let answers run to their full length."""
-    temperature: Annotated[float | None, Doc(_REQUESTS, least=0)] = None
+    temperature: Annotated[float | None, OptionDoc(_REQUESTS, least=0)] = None
     """Sampling temperature; default: the server's own."""
-    extra_body: Annotated[dict[str, object], Doc(_REQUESTS)] = {}
+    extra_body: Annotated[dict[str, object], OptionDoc(_REQUESTS)] = {}
     """More fields for every request."""
-    seed: Annotated[int, Doc(_REQUESTS)] = 0
+    seed: Annotated[int, OptionDoc(_REQUESTS)] = 0
     """The seed of random texts and arrivals: the same gives the same."""
 
-    random_input_len: Annotated[int, Doc(_RANDOM, least=1, short="--input-len")] = 1024
+    random_input_len: Annotated[int, OptionDoc(_RANDOM, least=1, short="--input-len")] = 1024
     """Tokens of a text."""
-    random_output_len: Annotated[int, Doc(_RANDOM, least=1, short="--output-len")] = 128
+    random_output_len: Annotated[int, OptionDoc(_RANDOM, least=1, short="--output-len")] = 128
     """Tokens of answers."""
-    random_range_ratio: Annotated[float, Doc(_RANDOM, least=0, most=0.999)] = 0.0
+    random_range_ratio: Annotated[float, OptionDoc(_RANDOM, least=0, most=0.999)] = 0.0
     """Lengths vary evenly by this share, up and down."""
-    random_prefix_len: Annotated[int, Doc(_RANDOM, least=0)] = 0
+    random_prefix_len: Annotated[int, OptionDoc(_RANDOM, least=0)] = 0
     """Tokens before them that all texts share."""
-    random_batch_size: Annotated[int, Doc(_RANDOM, least=1)] = 1
+    random_batch_size: Annotated[int, OptionDoc(_RANDOM, least=1)] = 1
     """Texts in a request for embeddings."""
-    random_vocab_size: Annotated[int, Doc(_RANDOM, least=101)] = 1000
+    random_vocab_size: Annotated[int, OptionDoc(_RANDOM, least=101)] = 1000
     """Texts are made of token ids from 100 up to this, which the model must have."""
 
-    prefix_repetition_num_prefixes: Annotated[int, Doc(_PREFIXES, least=1)] = 10
+    prefix_repetition_num_prefixes: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 10
     """Different beginnings."""
-    prefix_repetition_prefix_len: Annotated[int, Doc(_PREFIXES, least=1)] = 256
+    prefix_repetition_prefix_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 256
     """Tokens of a beginning."""
-    prefix_repetition_suffix_len: Annotated[int, Doc(_PREFIXES, least=1)] = 256
+    prefix_repetition_suffix_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 256
     """Tokens after it."""
-    prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, least=1)] = 128
+    prefix_repetition_output_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 128
     """Tokens of an answer."""
 
-    dataset_path: Annotated[str | None, Doc(_FILE)] = None
+    dataset_path: Annotated[str | None, OptionDoc(_FILE)] = None
     """JSON lines, each with prompt, messages or input, and max_tokens if it likes."""
-    custom_output_len: Annotated[int | None, Doc(_FILE, least=1)] = None
+    custom_output_len: Annotated[int | None, OptionDoc(_FILE, least=1)] = None
     """Tokens of an answer, whatever the file says; its own default is 128."""
 
-    percentile_metrics: Annotated[tuple[str, ...] | None, Doc(_RESULT, read=_words)] = None
+    percentile_metrics: Annotated[tuple[str, ...] | None, OptionDoc(_RESULT, read=_words)] = None
     """What to show, of ttft,tpot,itl,e2el; default: all there is."""
-    metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, read=_rates)] = _PERCENTILES
+    metric_percentiles: Annotated[tuple[float, ...], OptionDoc(_RESULT, read=_rates)] = _PERCENTILES
     """The percentiles to show."""
-    output: Annotated[str | None, Doc(_RESULT, short="--result-filename")] = None
+    output: Annotated[str | None, OptionDoc(_RESULT, short="--result-filename")] = None
     """File for the JSON result."""
 
     @property

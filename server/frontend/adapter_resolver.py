@@ -13,7 +13,7 @@ from models.lora_config import CONFIG_FILE
 from models.plain_files import ConfigError, read_object
 from server.errors import ApiError, BadRequest, NotFound
 from server.options.adapter_options import is_adapter_name
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 MISS_SECONDS = 10.0
 """Seconds for which nothing is looked for again that was not found, or cannot be loaded."""

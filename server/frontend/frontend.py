@@ -24,23 +24,23 @@ from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.beam_requests import BeamRequests
-from server.frontend.inputs import open_inputs
+from server.frontend.media_readers import open_inputs
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, admit_own
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.helpers.job_queue import Helpers
 from server.http.error_answers import ASLEEP, READY, Status, loading
-from server.media.kept_items import Item as MediaItem
+from server.media.media_cache import KeptItem as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.reading.long_bodies import LongBodies
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.beam_rounds import BeamParams, BeamRules
 from server.requests.beam_search import read_rules
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
-from server.requests.pooling import Item, items_to_send
-from server.requests.sampling import SamplingParams
+from server.requests.pooling import PooledText, items_to_send
+from server.requests.sampling_params import SamplingParams
 from server.requests.timing import sent_later
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from server.text.tokenizer_files import TokenizerFiles
@@ -48,7 +48,7 @@ from worker.protocol import Sampling
 
 if TYPE_CHECKING:
     from server.frontend.transcriber import Transcriber
-    from server.media.reader import MediaReader
+    from server.media.media_reader import MediaReader
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class Frontend:
 
     async def pool(
         self,
-        items: Sequence[Item],
+        items: Sequence[PooledText],
         *,
         request_id: str = "",
         replica: int | None = None,
@@ -273,7 +273,7 @@ class Frontend:
         admission: Admission,
         replica: int | None,
         media: Mapping[bytes, MediaItem],
-        items: Sequence[Item],
+        items: Sequence[PooledText],
         tell: Callable[[], None],
         options: AddOptions,
     ) -> list[Pooled]:

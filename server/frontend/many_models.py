@@ -27,7 +27,7 @@ from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
 from server.model_facts import ANY_MODEL, TAG
 from server.options.model_list import ModelEntry
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 LOOK_SECONDS = 10.0
 """Seconds between looks whether models have grown beyond the budget."""

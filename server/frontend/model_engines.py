@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
-from engine_core.startup import find_checkpoint, make_worker_config
+from engine_core.resolve_checkpoint import find_checkpoint, make_worker_config
 from models.checkpoint.hub import SHORT_NAMES
 from models.config import ModelConfig, read_config
 from models.lora.task_folder import task_adapters
@@ -30,7 +30,7 @@ from server.http.connection.bodies import BODY_MEMORY
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, SPEECH, Facts
 from server.options.model_list import ModelEntry
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.requests.adapted_models import check_modules
 from worker.options import WorkerOptions
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from engine_core.config import EngineConfig
 from engine_core.stalls import descendants
 from server.options.model_list import uses_cards
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from worker.host.machine import own_memory, total_memory
 from worker.host.nvidia import card_memory
 from worker.worker_facts import WorkerFacts

@@ -15,20 +15,20 @@ from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Failed
 from server.access.admission import Admission, Admissions
-from server.api.audio.form import AudioForm, language_code
 from server.errors import BadRequest, from_engine
-from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
+from server.frontend.audio_windows import RecordedPieces, drawn, matrix_of, sampling_of
 from server.helpers.job_queue import Helpers
 from server.media.audio.recordings import RECORDINGS, Recording, Recordings, TemporaryPath
 from server.media.preparing import processes_for
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
-from server.options.server_config import ServerConfig
-from server.requests.sampling import SamplingParams
-from server.speech.asked import Asked, Counts
-from server.speech.engine import Draw, Drawn, Piece
-from server.speech.job import MOST_AT_ONCE, Job
+from server.options.server_flags import ServerConfig
+from server.requests.sampling_params import SamplingParams
+from server.schemas.audio.form import AudioForm, language_code
 from server.speech.quality import Thresholds
+from server.speech.speech_model import Draw, Drawn, Piece
+from server.speech.transcribe import MOST_AT_ONCE, TranscriptionJob
+from server.speech.transcription import Asked, Counts
 from server.speech.vocabulary import TRANSLATE, SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
@@ -116,14 +116,14 @@ class Transcriber:
         tokenizer: Tokenizer,
         admission: Admission,
         options: Callable[[], AddOptions],
-    ) -> Job:
+    ) -> TranscriptionJob:
         """A transcription, which has as many places at a time as were admitted. `options` returns what the
         engine is told of each piece."""
         engine = _Pieces(
             self._client, self._admissions, self.known, recording, facts, tokenizer, self._metrics
         )
         engine.admission, engine.options = admission, options
-        return Job(engine, self.known, recording, asked, admission.count)
+        return TranscriptionJob(engine, self.known, recording, asked, admission.count)
 
     def places_for(self, asked: Asked, most: int) -> int:
         """The parts of a recording that are read at the same time."""

@@ -16,7 +16,6 @@ from typing import Protocol
 import msgspec
 
 from engine_core.client.client import EngineClient
-from server.answers.format_detection import find_format
 from server.errors import ApiError, BadRequest
 from server.grammar_checks.grammar_job import AskedGrammar, GrammarSetup
 from server.grammars.form_grammar import AnswerGrammar
@@ -25,7 +24,8 @@ from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
 from server.helpers.messages import ReceivedError, SentError, sent_error
 from server.model_facts import Facts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
+from server.output_parsing.format_detection import find_format
 from server.text.tokenizer import Tokenizer
 
 LONGEST = 1 << 20

@@ -22,16 +22,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.request_state import RequestState, state_of
-from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
 from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
-from server.media.inline import InlineFiles
+from server.media.inline_files import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
-from server.options.server_config import DIALECTS
+from server.options.server_flags import DIALECTS
 from server.reading.body_table import CHAT, COMPLETION, OTHER_BODY, Reading
 from server.reading.endpoint_table import BY_PATH, ModelEndpoint
+from server.schemas.body import check_values, is_long, read_json, unknown_fields
 
 R = TypeVar("R")
 

@@ -15,8 +15,8 @@ from models.media.item import Kind, Prepared
 from server.errors import BadRequest
 from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
-from server.media.kept_items import Item, KeptItems
-from server.media.parts import MediaFile
+from server.media.media_cache import KeptItem, MediaCache
+from server.media.media_parts import MediaFile
 from server.options.media_io import ALL_FRAMES, WHITE, Color
 from server.options.media_options import MediaOptions
 
@@ -88,7 +88,7 @@ class Preparer:
         self,
         helpers: Helpers,
         files: MediaFiles,
-        kept: KeptItems,
+        kept: MediaCache,
         limits: PreparingLimits = PreparingLimits(),
         job: Job[Prepared] = MEDIA,
     ) -> None:
@@ -97,7 +97,9 @@ class Preparer:
         """A digest of everything that decides what becomes of the same bytes."""
         self.queue = helpers.open(job, lambda: PreparingSetup(files, limits))
 
-    async def prepare(self, content: MediaFile, asked: PreparingOrder = _USUAL, *, owner: str = "") -> Item:
+    async def prepare(
+        self, content: MediaFile, asked: PreparingOrder = _USUAL, *, owner: str = ""
+    ) -> KeptItem:
         """The item that a file becomes. Raises the error with which its request ends."""
         asked = msgspec.structs.replace(asked, is_base64=content.is_base64)
         digest = await asyncio.to_thread(self._digest, asked, content)
@@ -105,7 +107,7 @@ class Preparer:
             return kept
         made = await self.queue.ask(asked, content.data, owner=owner, digest=digest)
         pixels = made.pixels.cast("B")  # msgspec 0.19 says that a view is as long as its frame
-        return self._kept.put(Item(digest, msgspec.structs.replace(made, pixels=pixels)))
+        return self._kept.put(KeptItem(digest, msgspec.structs.replace(made, pixels=pixels)))
 
     def _digest(self, asked: PreparingOrder, content: MediaFile) -> bytes:
         order = msgspec.msgpack.encode(asked, order="sorted")

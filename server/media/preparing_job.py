@@ -15,10 +15,10 @@ from models.media.registry import make_processor
 from models.media.resize import fitted
 from server.errors import BadRequest
 from server.helpers.messages import FollowOrder
-from server.media.audio.decoding import decode_audio
-from server.media.decoding import decode, from_base64
-from server.media.encoded import read_encoded
+from server.media.audio.audio_decoding import decode_audio
 from server.media.failures import refused_unless_read
+from server.media.image_embeds import read_encoded
+from server.media.picture_decoding import decode, from_base64
 from server.media.preparing import NAMES, PreparingLimits, PreparingOrder, PreparingSetup
 from server.media.video_decoding import decode_video
 

@@ -16,14 +16,14 @@ import msgspec
 from engine_core.prompt_media import Media
 from models.media.item import ORDINAL, Layout
 from server.errors import BadRequest, Internal
-from server.media.parts import Content, MediaPart, find_parts
+from server.media.media_parts import Content, MediaPart, find_parts
 from server.model_facts import MediaFacts
 from server.text.control_tokens import without_cuts
 from server.text.tokenizer import Tokenizer
 from worker.buffers import Buffer
 
 if TYPE_CHECKING:
-    from server.media.kept_items import Item
+    from server.media.media_cache import KeptItem
 
 _MARK = f"r{secrets.token_hex(12)}w"
 _MARKED = re.compile(f"{_MARK}([0-9]+)r")
@@ -70,7 +70,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
         return Media(self.hash, "rows", self.at, count, ((0, count),), self.shape, grid, Buffer(self.data))
 
 
-def as_media(placed: Sequence[Placed], items: Mapping[bytes, Item]) -> tuple[Media, ...]:
+def as_media(placed: Sequence[Placed], items: Mapping[bytes, KeptItem]) -> tuple[Media, ...]:
     """The items of a prompt as an engine gets them. `items` has each by its hash."""
 
     def media(one: Placed) -> Media:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from models.media.item import Video
 from server.errors import BadRequest
-from server.media.decoding import decode, from_base64
+from server.media.picture_decoding import decode, from_base64
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.engine_children import EngineProcesses, start_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.offline.engine_connection import SHUT_DOWN, Connection
@@ -20,11 +20,11 @@ from server.offline.program_requests import adapted, encode, open_answers, open_
 from server.offline.prompt_forms import PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.offline.stat_loggers import MakeStatLogger
-from server.options.server_options import EngineArgs, from_python
+from server.options.parse_server_options import EngineArgs, from_python
 from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.start_checks import with_ray

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from engine_core.client.client import EngineClient
-from engine_core.engine_processes import EngineProcesses
+from engine_core.engine_children import EngineProcesses
 from engine_core.restarts import keep_engines
 from server.errors import Unavailable
 from server.frontend.adapters import ServedAdapters
@@ -16,7 +16,7 @@ from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.offline.stat_loggers import MakeStatLogger, StatLoggers
 from server.options.media_options import MEDIA_KINDS, MediaOptions
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.run.progress_bar import ProgressDisplay
 from worker import logs
 

@@ -12,7 +12,7 @@ from server.offline.program_batches import Batches, Pooled
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.text.chat_template import AskedFormat
 from worker.calls.messages import APPLY_MODEL

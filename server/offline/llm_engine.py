@@ -22,11 +22,11 @@ from server.offline.request_outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from server.options.server_config import ServerConfig
-from server.options.server_options import EngineArgs, from_python
+from server.options.parse_server_options import EngineArgs, from_python
+from server.options.server_flags import ServerConfig
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay

@@ -15,7 +15,7 @@ from engine_core.engine import Engine
 from engine_core.service.local_link import LocalLink
 from server.frontend.frontend import Frontend
 from server.offline.engine_connection import SHUT_DOWN, end_frontend, open_frontend
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import numpy as np
 from models.media.item import Kind
 from models.media.whisper import RATE
 from server.errors import BadRequest
-from server.media.inline import InlineFiles
-from server.media.parts import MEDIA_PARTS, MediaFile
+from server.media.inline_files import InlineFiles
+from server.media.media_parts import MEDIA_PARTS, MediaFile
 
 _FORMS: dict[Kind, str] = {
     "image": "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings",

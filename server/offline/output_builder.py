@@ -15,7 +15,7 @@ from server.offline.request_outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 

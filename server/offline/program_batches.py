@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from server.errors import ApiError, BadRequest
 from server.frontend.frontend import Frontend
-from server.media.inline import InlineFiles
+from server.media.inline_files import InlineFiles
 from server.offline.lora_requests import Adapters, LoRARequest, spread
 from server.offline.program_requests import (
     PROMPTS_AT_ONCE,
@@ -46,7 +46,7 @@ from server.reading.pooled_conversations import read_media_pairs
 from server.reading.prompts import ReadingContext
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams, Truncation
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
 from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat

@@ -15,16 +15,15 @@ import msgspec
 from engine_core.client.in_flight import AddOptions
 from engine_core.prompt_media import Media
 from engine_core.protocol import Pooled
-from server.api.chat import ChatRequest
 from server.errors import ApiError, BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import Delta
 from server.helpers.messages import ReceivedError
-from server.media.inline import InlineFiles
-from server.media.kept_items import Item as MediaItem
-from server.media.parts import read_part
+from server.media.inline_files import InlineFiles
+from server.media.media_cache import KeptItem as MediaItem
+from server.media.media_parts import read_part
 from server.media.prompt import MediaNeeded, Written, as_media
-from server.media.rows import check_rows, cut_rows, row_width
+from server.media.prompt_embeds import check_rows, cut_rows, row_width
 from server.model_facts import GENERATE, require_task
 from server.offline.lora_requests import WITHOUT_LORA, LoRARequest
 from server.offline.media_forms import as_array, as_part, with_files
@@ -37,8 +36,9 @@ from server.reading.prompts import Prompt as ReadPrompt
 from server.reading.prompts import ReadingContext, prepare_prompt, write_chat
 from server.requests.beam_rounds import BeamParams
 from server.requests.beam_search import BeamSearchParams
-from server.requests.pooling import Item, PoolingParams, TextReader, Truncation, find_prompt
-from server.requests.sampling import RequestOutputKind, SamplingParams, kept_tokens
+from server.requests.pooling import PooledText, PoolingParams, TextReader, Truncation, find_prompt
+from server.requests.sampling_params import RequestOutputKind, SamplingParams, kept_tokens
+from server.schemas.chat import ChatRequest
 from server.text.chat_template import AskedFormat
 from server.text.control_tokens import without_cuts
 from server.text.tokenizer import LONG_TEXT, TokenIds, unpack
@@ -282,17 +282,17 @@ async def read_items(
     params: Sequence[PoolingParams],
     task: str | None = None,
     options: ReadOptions | None = None,
-) -> tuple[list[Item], PreparedItems]:
+) -> tuple[list[PooledText], PreparedItems]:
     """Encodes texts to pool, together if their parameters are equal, and prepares their media. Raises
     BadRequest."""
     if any(prompt.rows is not None for prompt in prompts):
         raise BadRequest("prompt_embeds are answered, not pooled: give a text or its token ids.", "prompts")
     turns = asyncio.Semaphore(PROMPTS_AT_ONCE)
 
-    async def read_pictured(index: int) -> tuple[Item, PreparedItems]:
+    async def read_pictured(index: int) -> tuple[PooledText, PreparedItems]:
         prompt, files = prompts[index], InlineFiles()
 
-        def read(context: ReadingContext) -> Item:
+        def read(context: ReadingContext) -> PooledText:
             reader, resolved = reader_for(params[index], context, task, options)
             return item_with_media(placed.write(context), context, reader, resolved, index)
 
@@ -323,8 +323,8 @@ def _read_texts(
     params: Sequence[PoolingParams],
     task: str | None,
     options: ReadOptions | None,
-) -> list[Item]:
-    context, items = frontend.reading_context, list[Item]()
+) -> list[PooledText]:
+    context, items = frontend.reading_context, list[PooledText]()
     if prompts and all(one is params[0] or one == params[0] for one in params):
         reader, resolved = reader_for(params[0], context, task, options)
         return reader.read([prompt.source for prompt in prompts], resolved)
@@ -336,7 +336,7 @@ def _read_texts(
 
 async def pool(
     frontend: Frontend,
-    items: Sequence[Item],
+    items: Sequence[PooledText],
     prepared: PreparedItems,
     names: Sequence[str],
     *,
@@ -353,7 +353,7 @@ async def pool(
 
 
 def outputs_of(
-    names: Sequence[str], items: Sequence[Item], answers: Sequence[Pooled], started: RequestMetrics
+    names: Sequence[str], items: Sequence[PooledText], answers: Sequence[Pooled], started: RequestMetrics
 ) -> list[PoolingRequestOutput[PoolingOutput]]:
     """The outputs of texts that were sent when `started` was made."""
     outputs: list[PoolingRequestOutput[PoolingOutput]] = []

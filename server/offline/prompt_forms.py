@@ -9,13 +9,13 @@ from typing import Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from server.api.fields import invalid_body
-from server.api.messages import Message as ReadMessage
-from server.media.inline import InlineFiles
+from server.media.inline_files import InlineFiles
 from server.offline.lora_requests import Adapters
 from server.offline.media_forms import Given, listed, read_media, with_files
 from server.requests.pooling import PoolingParams, Source
 from server.requests.scoring import Side
+from server.schemas.body import invalid_body
+from server.schemas.messages import Message as ReadMessage
 
 
 class TextPrompt(TypedDict, total=False):

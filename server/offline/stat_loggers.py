@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine_core.client.client import EngineClient
 from engine_core.engine_stats import Stats
 from server.metrics.server_metrics import Metrics
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 LOOK_SECONDS, LOG_SECONDS = 1.0, 10.0
 """Seconds from one record to the next, and from one line of the log to the next."""

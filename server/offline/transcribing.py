@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from engine_core.client.in_flight import AddOptions
-from server.api.audio.form import AudioForm, code_of
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import admit_own
@@ -24,10 +23,11 @@ from server.model_facts import TRANSCRIPTION, require_task
 from server.offline.media_forms import as_sound
 from server.offline.program_requests import all_of, as_refusals, encode_chat, open_answers
 from server.offline.prompt_forms import validated
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.routes.audio.spoken_chats import CHATS, SpokenText
-from server.speech.asked import Segment
-from server.speech.engine import Draw
+from server.schemas.audio.form import AudioForm, code_of
+from server.speech.speech_model import Draw
+from server.speech.transcription import Segment
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 
 Sound = str | Path | np.ndarray

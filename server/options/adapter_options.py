@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from worker.options import ADAPTERS, Doc
+from worker.options import ADAPTERS, OptionDoc
 
 MOST_NAME = 200
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -42,18 +42,18 @@ class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The adapters that a server has, and may get."""
 
-    lora_modules: Annotated[list[object], Doc(ADAPTERS, repeats=True)] = []
+    lora_modules: Annotated[list[object], OptionDoc(ADAPTERS, repeats=True)] = []
     """Adapters to load at the start, as name=path or {"name", "path", "labels"}; the path is a folder, or
     owner/name or owner/name/folder on the hub. Implies --enable-lora."""
-    allow_runtime_lora: Annotated[bool, Doc(ADAPTERS)] = False
+    allow_runtime_lora: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters of --lora-dir and
     --lora-repos. Whoever may use the server may call them, unless there are keys with rights."""
-    lora_resolver: Annotated[bool, Doc(ADAPTERS)] = False
+    lora_resolver: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """Look for a model that requests name and nobody has loaded in the folders of --lora-dir, then in
     --lora-repos, and load it. Implies --enable-lora."""
-    lora_dir: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
+    lora_dir: Annotated[list[str], OptionDoc(ADAPTERS, repeats=True)] = []
     """Folders in which adapters may be loaded while the server runs."""
-    lora_repos: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
+    lora_repos: Annotated[list[str], OptionDoc(ADAPTERS, repeats=True)] = []
     """Repositories of the hub, owner/name, or folders in them, owner/name/folder, whose adapters may be
     loaded while the server runs."""
 

@@ -7,19 +7,19 @@ from typing import Annotated
 import msgspec
 
 from server.options.connection_options import HTTP
-from worker.options import Doc
+from worker.options import OptionDoc
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where work that waits is kept, and for how long."""
 
-    batch_dir: Annotated[str | None, Doc(HTTP)] = None
+    batch_dir: Annotated[str | None, OptionDoc(HTTP)] = None
     """Folder of files, batches, and responses that are kept or computed later, which this server alone uses
     (docs/batches.md). What is in it survives restarts. Default: a temporary one that ends with the server."""
-    batch_gib: Annotated[float | None, Doc(HTTP, least=0.001)] = None
+    batch_gib: Annotated[float | None, OptionDoc(HTTP, least=0.001)] = None
     """Most GiB of files, batches and responses. Default: 10 with --batch-dir, and 1 without."""
 
-    response_store: Annotated[float | None, Doc(HTTP, least=1, most=31_536_000)] = None
+    response_store: Annotated[float | None, OptionDoc(HTTP, least=1, most=31_536_000)] = None
     """Seconds for which responses of /v1/responses are kept, unless a request has `store: false`: so long
     they can be continued by `previous_response_id`. With --batch-dir they survive restarts."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from worker.options import Doc
+from worker.options import OptionDoc
 
 HTTP = "HTTP"
 """A group of options on the reference page."""
@@ -15,25 +15,25 @@ HTTP = "HTTP"
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How clients connect."""
 
-    ssl_keyfile: Annotated[str | None, Doc(HTTP)] = None
+    ssl_keyfile: Annotated[str | None, OptionDoc(HTTP)] = None
     """Key file, to serve HTTPS."""
-    ssl_certfile: Annotated[str | None, Doc(HTTP)] = None
+    ssl_certfile: Annotated[str | None, OptionDoc(HTTP)] = None
     """Certificate file, to serve HTTPS."""
-    ssl_ca_certs: Annotated[str | None, Doc(HTTP)] = None
+    ssl_ca_certs: Annotated[str | None, OptionDoc(HTTP)] = None
     """Authorities that must have signed the certificates of clients; with HTTPS only."""
-    ssl_cert_reqs: Annotated[int | None, Doc(HTTP, least=0, most=2)] = None
+    ssl_cert_reqs: Annotated[int | None, OptionDoc(HTTP, least=0, most=2)] = None
     """Whether clients need a certificate: 0 none, 1 may show one, which must be right, 2 must. Unlike
     vLLM's, 2 by default where --ssl-ca-certs is given."""
-    ssl_ciphers: Annotated[str | None, Doc(HTTP)] = None
+    ssl_ciphers: Annotated[str | None, OptionDoc(HTTP)] = None
     """Ciphers for TLS up to 1.2, as OpenSSL writes them. TLS 1.3 has its own."""
-    enable_ssl_refresh: Annotated[bool, Doc(HTTP)] = False
+    enable_ssl_refresh: Annotated[bool, OptionDoc(HTTP)] = False
     """Use the files of key, certificate and authorities anew when they change, for new connections. Without
     it SIGHUP does so."""
-    timeout_keep_alive: Annotated[float, Doc(HTTP, least=0)] = 5.0
+    timeout_keep_alive: Annotated[float, OptionDoc(HTTP, least=0)] = 5.0
     """Seconds from an answer to the next request on a connection, after which it is closed."""
-    h11_max_incomplete_event_size: Annotated[int, Doc(HTTP, least=1024, most=16 << 20)] = 64 << 10
+    h11_max_incomplete_event_size: Annotated[int, OptionDoc(HTTP, least=1024, most=16 << 20)] = 64 << 10
     """Most bytes of a request's first line and headers together. Unlike vLLM's, not 4 MiB by default."""
-    h11_max_header_count: Annotated[int, Doc(HTTP, least=8, most=10_000)] = 100
+    h11_max_header_count: Annotated[int, OptionDoc(HTTP, least=8, most=10_000)] = 100
     """Most headers of a request. Unlike vLLM's, not 256 by default."""
 
     @property

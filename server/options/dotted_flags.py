@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from server.options.option_table import Option, OptionError, VllmFlag, json_object
+from server.options.option_parsing import Option, OptionError, VllmFlag, json_object
 
 
 def undotted(arguments: Sequence[str], options: Sequence[Option | VllmFlag]) -> list[str]:

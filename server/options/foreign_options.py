@@ -10,8 +10,8 @@ import difflib
 import json
 from collections.abc import Mapping
 
+from server.options.option_parsing import Option, VllmFlag
 from server.options.option_sources import is_kubernetes_link
-from server.options.option_table import Option, VllmFlag
 
 _IDLE_SWITCHES = """
     aggregate-engine-logging disable-cascade-attn disable-custom-all-reduce disable-frontend-multiprocessing

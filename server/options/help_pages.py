@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from textwrap import wrap
 
-from server.options.option_table import Option, OptionError, argparse_form
+from server.options.option_parsing import Option, OptionError, argparse_form
 
 EVERYDAY = (
     *("host", "port", "api_key", "served_model_name", "models", "memory"),

@@ -16,9 +16,9 @@ import msgspec
 from engine_core.config import WORKERS
 from server.options.adapter_options import read_module
 from server.options.media_options import MEDIA
+from server.options.option_parsing import Option, OptionError, VllmFlag
 from server.options.option_sources import read_fields
-from server.options.option_table import Option, OptionError, VllmFlag
-from server.options.server_config import ANSWERS, TEXT, ServerConfig
+from server.options.server_flags import ANSWERS, TEXT, ServerConfig
 from worker.host.machine import hides_cards
 from worker.host.nvidia import cards_here, cuda_of_torch, why_unusable
 from worker.options import ADAPTERS, MEMORY, MODEL, SCHEDULER

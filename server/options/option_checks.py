@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from engine_core.config import EngineConfig, check_cluster_key, check_kept_blocks, cluster_key_needed
 from server.options.connection_options import ConnectionOptions
 from server.options.media_io import read_media_io
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
+from server.options.option_parsing import OptionError
+from server.options.server_flags import ServerConfig
 from worker.options import read_profiler
 
 _GRPC_PORT = ":4317"
@@ -146,7 +146,7 @@ def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     # after `serve` has checked whose `models` this is
     from engine_core.options.expert_options import balancing_of
-    from engine_core.options.guess_options import read_guess_options
+    from engine_core.options.speculation_options import read_guess_options
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size

@@ -6,19 +6,19 @@ from typing import Annotated
 
 import msgspec
 
-from worker.options import PLUGINS, Doc
+from worker.options import PLUGINS, OptionDoc
 
 
 class PluginOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Code of the operator's own that runs in the API processes. That of workers is an option of theirs."""
 
-    middleware: Annotated[list[str], Doc(PLUGINS, repeats=True)] = []
+    middleware: Annotated[list[str], OptionDoc(PLUGINS, repeats=True)] = []
     """ASGI middleware that every request passes first, as module.Class or module.async_function."""
-    tool_parser_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    tool_parser_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A Python file that registers ways to write tool calls, for --tool-call-parser to name."""
-    reasoning_parser_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    reasoning_parser_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A Python file that registers markers of reasoning, for --reasoning-parser to name."""
-    io_processor_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    io_processor_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A class, as module:Class, that makes prompts of the `data` of /pooling, and the answer of their
     vectors."""
 

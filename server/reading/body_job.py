@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from server.api.fields import Body, read_json, unknown_fields
 from server.errors import BadRequest
 from server.helpers.memory import set_most_memory, unset_most_memory
 from server.helpers.messages import FollowOrder
-from server.media.parts import MediaPart
+from server.media.media_parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded
 from server.model_facts import Facts
 from server.reading.body_table import BY_NAME, Reading
 from server.reading.prompts import Prompt, ReadingContext, ReadingOptions
-from server.requests.pooling import Item
+from server.requests.pooling import PooledText
+from server.schemas.body import Body, read_json, unknown_fields
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import pack
 from server.text.tokenizer_files import TokenizerFiles
@@ -120,7 +120,7 @@ def _validator(name: str) -> Callable[..., Any]:
 def _packed(value: Any) -> Any:
     """What was read, with token ids in the form that takes least."""
     match value:
-        case Item():
+        case PooledText():
             return msgspec.structs.replace(value, tokens=pack(value.tokens))
         case Prompt():
             return msgspec.structs.replace(value, ids=pack(value.ids))

@@ -8,31 +8,39 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from server.api.chat import ChatRequest
-from server.api.cohere import CohereRequest
-from server.api.completions import CompletionRequest
-from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
-from server.api.conversations.responses import ResponsesRequest
-from server.api.dialects.infinity import InfinityClassify, InfinityRerank
-from server.api.dialects.voyage import VoyageEmbeddingRequest, VoyageRerank
-from server.api.messages import Message, TemplateOptions
-from server.api.moderations import ModerationRequest
-from server.api.ollama.requests import (
+from server.errors import BadRequest, too_many
+from server.model_facts import Facts
+from server.reading import other_apis, prompts
+from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
+from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
+from server.requests.labels.entities import Span, read_entity_texts
+from server.requests.pooling import PooledText, PoolingParams, Source, TextReader, Truncation
+from server.requests.scoring import Compared, read_pairs, texts_and_pairs
+from server.requests.spaces import NONE, prompt_part, short_digest
+from server.requests.text_windows import read_in_windows
+from server.schemas.chat import ChatRequest
+from server.schemas.cohere import CohereRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
+from server.schemas.conversations.responses import ResponsesRequest
+from server.schemas.messages import Message, TemplateOptions
+from server.schemas.moderations import ModerationRequest
+from server.schemas.ollama.requests import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaRerankRequest,
 )
-from server.api.pooling_bodies import (
+from server.schemas.pooling_bodies import (
     EmbeddingRequest,
     PicturesRequest,
     PoolingRequest,
     TextBody,
 )
-from server.api.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
-from server.api.shared_fields import RequestTerms
-from server.api.tei import (
+from server.schemas.sampling_fields import RequestTerms
+from server.schemas.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
+from server.schemas.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
@@ -40,17 +48,9 @@ from server.api.tei import (
     SimilarityRequest,
     TextsRequest,
 )
-from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.errors import BadRequest, too_many
-from server.model_facts import Facts
-from server.reading import other_apis, prompts
-from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
-from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
-from server.requests.labels.entities import Span, read_entity_texts
-from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
-from server.requests.scoring import Compared, read_pairs, texts_and_pairs
-from server.requests.spaces import NONE, prompt_part, short_digest
-from server.requests.windows import read_in_windows
+from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from server.schemas.vendor_bodies.infinity import InfinityClassify, InfinityRerank
+from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
@@ -83,7 +83,7 @@ class TextsBody(PoolingRequestBody, Protocol):
 class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     """What has been read of the texts of a body."""
 
-    items: list[Item]
+    items: list[PooledText]
     repeated: list[bytes] = []
     """The texts as JSON, if the answer repeats them."""
     prompt: str = NONE

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from server.media.audio.decoding import NotInstalled
+from server.media.audio.audio_decoding import NotInstalled
 from server.model_facts import (
     GENERATE,
     OUTPUTS,
@@ -23,7 +23,7 @@ from server.model_facts import (
     no_task,
     require_task,
 )
-from server.options.server_config import Dialect
+from server.options.server_flags import Dialect
 from server.reading import body_table as bodies
 from server.reading.body_table import Reading
 

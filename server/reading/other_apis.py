@@ -7,10 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from server.api.chat import ChatRequest
-from server.api.conversations.anthropic import MessagesRequest
-from server.api.conversations.responses import ResponsesRequest
-from server.api.ollama.requests import OllamaAnswering, OllamaGenerateRequest
 from server.errors import BadRequest
 from server.reading.prompts import (
     Conversation,
@@ -21,6 +17,10 @@ from server.reading.prompts import (
     write_chat,
 )
 from server.reading.system_messages import arranged
+from server.schemas.chat import ChatRequest
+from server.schemas.conversations.anthropic import MessagesRequest
+from server.schemas.conversations.responses import ResponsesRequest
+from server.schemas.ollama.requests import OllamaAnswering, OllamaGenerateRequest
 
 _TOO_LONG = ("input_text", "input_tokens", "prompt")
 """The parameters that errors name of prompts which are too long for the model."""

@@ -9,7 +9,7 @@ import msgspec
 
 from models.media.item import Kind
 from server.errors import BadRequest
-from server.media.parts import MediaPart, find_parts
+from server.media.media_parts import MediaPart, find_parts
 from server.media.preparing import NAMES
 from server.media.prompt import MediaNeeded, Written, find_places
 from server.reading.prompts import Prompt, ReadingContext, prepare_prompt

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from models.pooling.text_files import ChatForm
-from server.api.messages import Message, TemplateOptions
-from server.api.pooling_bodies import TextBody
 from server.errors import BadRequest
-from server.media.parts import MediaPart, find_parts
+from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, quoted_words
 from server.reading.prompts import ReadingContext, encode_conversation, need_media, write_conversation
-from server.requests.pooling import Item, PoolingParams, TextReader, find_prompt, prompt_for
+from server.requests.pooling import PooledText, PoolingParams, TextReader, find_prompt, prompt_for
 from server.requests.scoring import (
     Compared,
     Pairs,
@@ -25,6 +23,8 @@ from server.requests.scoring import (
     vector_params,
     with_pair_end,
 )
+from server.schemas.messages import Message, TemplateOptions
+from server.schemas.pooling_bodies import TextBody
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
@@ -35,7 +35,7 @@ def read_conversations(
     context: ReadingContext,
     reader: TextReader,
     params: Pooling,
-) -> list[Item]:
+) -> list[PooledText]:
     """The item of each conversation. Their texts without media are tokenized together. The instruction of
     `reader` is for models with a form for it."""
     chat, instruction = context.facts.pooling.texts.chat, reader.prompt
@@ -99,7 +99,7 @@ def _written(messages: list[Message], options: TemplateOptions, context: Reading
 
 def item_with_media(
     written: Written, context: ReadingContext, reader: TextReader, params: Pooling, index: int
-) -> Item:
+) -> PooledText:
     keep, left = reader.truncation.keep, reader.truncation.left
     if not written.text:
         laid = context.media[written.parts[0]]
@@ -111,7 +111,7 @@ def item_with_media(
     if keep is not None and len(ids) > keep:
         ids, placed = cut_prompt(ids, placed, keep, left=left)
     context.facts.check_text(ids, reader.name, index)
-    return Item(ids, params, placed)
+    return PooledText(ids, params, placed)
 
 
 def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContext, salt: str) -> Compared:
@@ -145,7 +145,7 @@ def _parts(sides: Sequence[Side], context: ReadingContext) -> list[MediaPart]:
 
 def _read_apart(
     sides: Sequence[Side], kind: str, name: str, options: ScoreOptions, context: ReadingContext
-) -> list[Item]:
+) -> list[PooledText]:
     """The items of one side, each of which is what a user says, for models that make vectors of it. `kind` is
     the purpose by which an instruction is found, and `name` that of the request's field."""
     conversations = [[Message(role="user", content=side)] for side in sides]
@@ -157,7 +157,7 @@ def _read_apart(
 
 def _read_together(
     pairs: Sequence[tuple[Side, Side]], options: ScoreOptions, context: ReadingContext
-) -> list[Item]:
+) -> list[PooledText]:
     """One item of each query with its document, as the model's template for scoring writes them."""
     facts, media, tokenizer = context.facts, context.facts.media, context.tokenizer
     if media is None or facts.score_template is None:
@@ -169,7 +169,7 @@ def _read_together(
     reader = TextReader(facts, tokenizer, truncation, add_special_tokens=False, name="pair")
     instruction = options.instruction or find_prompt(None, facts)
     documents_first = _writes_documents_first(facts.score_template, tokenizer)
-    items: list[Item] = []
+    items: list[PooledText] = []
     for index, pair in enumerate(pairs):
         messages, kwargs = as_messages(pair, instruction, options.template_kwargs or {})
         sides = list(zip(("query", "document"), pair, strict=True))

@@ -8,16 +8,8 @@ from typing import Any
 
 import msgspec
 
-from server.answers.dialects import AUTO, NONE
-from server.answers.format_detection import find_format
-from server.api.chat import ChatRequest
-from server.api.completions import CompletionRequest
-from server.api.fields import check_text
-from server.api.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
-from server.api.shared_fields import GenerationBody, RequestBody
-from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
-from server.media.parts import MediaPart, find_parts
+from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import (
     LaidMedia,
     MediaNeeded,
@@ -32,11 +24,19 @@ from server.media.prompt import (
     with_row_files,
 )
 from server.model_facts import Facts, MediaFacts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
+from server.output_parsing.format_detection import find_format
+from server.output_parsing.tool_call_dialects import AUTO, NONE
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
-from server.requests.sampling import check_logprobs, kept_tokens
+from server.requests.sampling_params import check_logprobs, kept_tokens
+from server.schemas.body import check_text
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
+from server.schemas.sampling_fields import GenerationBody, RequestBody
+from server.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.source_facts import refuse_chats, refuse_for_sources
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -153,7 +153,7 @@ def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Pr
 
 def _prepare_embeds(file: str, body: CompletionRequest, context: ReadingContext) -> Prompt:
     """The prompt that a file of embeddings is."""
-    from server.media.rows import cut_rows, read_rows  # NumPy is imported with the first of them
+    from server.media.prompt_embeds import cut_rows, read_rows  # NumPy is imported with the first of them
 
     check_shows_no_tokens(body, "prompt_embeds")
     rows = read_rows(file, context.facts)

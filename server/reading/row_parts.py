@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.api.messages import Message
-from server.api.shared_fields import GenerationBody
 from server.errors import BadRequest
-from server.media.parts import ROWS
+from server.media.media_parts import ROWS
 from server.media.prompt import Placed, Rows, rows_mark
 from server.model_facts import Facts
+from server.schemas.messages import Message
+from server.schemas.sampling_fields import GenerationBody
 
 
 def take_row_files(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
@@ -41,7 +41,7 @@ def with_rows(
     left: bool = True,
 ) -> tuple[list[int], list[Placed], list[Rows]]:
     """The prompt with these embeddings in place, cut to `keep` tokens, the last ones if `left`."""
-    from server.media.rows import place_rows  # NumPy is imported with the first of them
+    from server.media.prompt_embeds import place_rows  # NumPy is imported with the first of them
 
     return place_rows(ids, placed, files, facts, keep, left=left)
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from server.api.messages import Message, Tool
-from server.media.parts import Content, has_media
+from server.media.media_parts import Content, has_media
+from server.schemas.messages import Message, Tool
 from server.text.chat_template import ChatTemplate
 
 TOLD_DIALECT = "hermes"

@@ -14,7 +14,7 @@ from models.lora_config import AdapterConfig, adapter_digest, check_rank, read_a
 from models.plain_files import ConfigError, check_regular, read_text
 from server.errors import BadRequest
 from server.model_facts import Facts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.text.chat_template import compile_template
 from server.text.tokenizer import Tokenizer
 from worker.worker_facts import WorkerFacts

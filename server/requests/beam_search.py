@@ -10,7 +10,7 @@ from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
 from server.requests.beam_rounds import BeamParams, BeamRules
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
 

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from engine_core.protocol import Ready
-from engine_core.startup import find_checkpoint
+from engine_core.resolve_checkpoint import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import JINA_RANKING, PoolingConfig, read_pooling
-from server.answers.format_detection import describe_format
-from server.answers.parser_plugins import load_parsers
 from server.model_facts import GENERATE, Facts, score_type
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
+from server.output_parsing.format_detection import describe_format
+from server.output_parsing.parser_plugins import load_parsers
 from server.requests.generation_config import read_defaults, read_generation_config
 from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading

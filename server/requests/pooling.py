@@ -13,7 +13,7 @@ import msgspec
 from engine_core.prompt_media import Media
 from models.pooling.representations import Expansion
 from server.errors import BadRequest, invalid
-from server.media.kept_items import Item as MediaItem
+from server.media.media_cache import KeptItem as MediaItem
 from server.media.prompt import Placed, as_media
 from server.model_facts import OUTPUTS, Facts, find_outputs, find_task
 from server.requests.unsupported_parameters import UnsupportedPooling
@@ -98,14 +98,14 @@ def activations_differ(names: Iterable[str]) -> BadRequest:
     )
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class PooledText(msgspec.Struct, frozen=True, gc=False):
     """One text for the engine, as tokens, and how to pool it."""
 
     tokens: TokenIds
     params: Pooling
     media: list[Placed] = []
     """The media items in it, in order."""
-    windows: list[Item] = []
+    windows: list[PooledText] = []
     """The rest of a text that is longer than the model reads, each part of which is read by itself."""
 
     @property
@@ -119,7 +119,7 @@ TextToSend = tuple[list[int], Pooling, *tuple[Media, ...]]
 
 
 def items_to_send(
-    items: Sequence[Item], start: int, stop: int, media: Mapping[bytes, MediaItem]
+    items: Sequence[PooledText], start: int, stop: int, media: Mapping[bytes, MediaItem]
 ) -> list[TextToSend]:
     """The next items to send: not more than take a moment to write. `media` has each item by its hash."""
     batch: list[TextToSend] = []
@@ -176,14 +176,14 @@ class TextReader:
     is_written: bool = False
     """Whether a template has written the texts, so that no more text is put around them."""
 
-    def read_all(self, sources: Sequence[Source], params: Pooling) -> list[Item]:
+    def read_all(self, sources: Sequence[Source], params: Pooling) -> list[PooledText]:
         """Makes the items of many texts. The tokenizer, which needs much memory, gets a part at a time."""
-        items: list[Item] = []
+        items: list[PooledText] = []
         for start in range(0, len(sources), TEXTS_AT_ONCE):
             items += self.read(sources[start : start + TEXTS_AT_ONCE], params, start)
         return items
 
-    def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[Item]:
+    def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[PooledText]:
         """Makes the items. `first` is the index of these texts among the request's."""
         texts = [
             self._written(source, index)
@@ -279,13 +279,13 @@ def outputs_of(params: Pooling) -> tuple[Task, ...]:
     return (params.task, *params.outputs)
 
 
-def _filled(ids: list[int], params: Pooling, expansion: Expansion | None) -> Item:
+def _filled(ids: list[int], params: Pooling, expansion: Expansion | None) -> PooledText:
     """The item of a text. A query is filled up if the model was trained so."""
     missing = 0 if expansion is None else max(0, expansion.length - len(ids))
     if expansion is None or not missing:
-        return Item(ids, params)
+        return PooledText(ids, params)
     unseen = 0 if expansion.attends else missing
-    return Item([*ids, *[expansion.token] * missing], msgspec.structs.replace(params, unseen=unseen))
+    return PooledText([*ids, *[expansion.token] * missing], msgspec.structs.replace(params, unseen=unseen))
 
 
 def check_characters(

@@ -20,7 +20,7 @@ from server.requests.vectors import as_array, by_task, compare, compare_sparse, 
 from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Vectors
 
-Scorer = Generator[list[pooling.Item], list[Vectors], list[float]]
+Scorer = Generator[list[pooling.PooledText], list[Vectors], list[float]]
 
 QUERIES_AT_ONCE = 64
 """Queries of late interaction at a time: the worker keeps them until their documents have come, and has
@@ -98,15 +98,15 @@ class Pairs:
 class Compared(msgspec.Struct, frozen=True, gc=False):
     """The items of texts to compare."""
 
-    queries: list[pooling.Item]
-    documents: list[pooling.Item]
+    queries: list[pooling.PooledText]
+    documents: list[pooling.PooledText]
     """The documents, or each pair of texts if the model reads both as one; then there are no queries."""
     repeated: list[bytes] = []
     """The documents as JSON, if the answer shall repeat them."""
     weights: Weights | None = None
     """Set if all outputs of the model are compared."""
 
-    def query_of(self, document: int) -> pooling.Item:
+    def query_of(self, document: int) -> pooling.PooledText:
         return self.queries[0 if len(self.queries) == 1 else document]
 
 
@@ -184,7 +184,7 @@ def compare_all(compared: Compared, facts: Facts) -> Scorer:
 
 def _read_together(
     texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
-) -> list[pooling.Item]:
+) -> list[pooling.PooledText]:
     """One item of each query with its document."""
     params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
     if facts.score_template is not None:
@@ -207,7 +207,7 @@ def ahead_of_pair_end(truncation: pooling.Truncation, facts: Facts) -> pooling.T
     return replace(truncation, keep=max(1, truncation.keep - 1))
 
 
-def with_pair_end(items: list[pooling.Item], facts: Facts) -> list[pooling.Item]:
+def with_pair_end(items: list[pooling.PooledText], facts: Facts) -> list[pooling.PooledText]:
     """The pairs with the token by which they are scored, if the model has one that no text can have."""
     end = facts.pooling.texts.pair_end
     if end is None:
@@ -225,7 +225,7 @@ def _pair_items(
     facts: Facts,
     tokenizer: Tokenizer,
     first: int = 0,
-) -> list[pooling.Item]:
+) -> list[pooling.PooledText]:
     """Puts two texts together as the tokenizer was made to, with separators and types of tokens.
 
     `first` is the index of these among the request's pairs.
@@ -235,12 +235,12 @@ def _pair_items(
     if truncation.keep is None:
         for index, (query, document) in enumerate(texts, first):
             pooling.check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
-    items: list[pooling.Item] = []
+    items: list[pooling.PooledText] = []
     for start in range(0, len(texts), pooling.TEXTS_AT_ONCE):
         some = texts[start : start + pooling.TEXTS_AT_ONCE]
         for ids, second_at in tokenizer.encode_pairs(some, truncation.keep, left=truncation.left):
             facts.check_text(ids, "pair", first + len(items))
-            items.append(pooling.Item(ids, msgspec.structs.replace(params, second_at=second_at)))
+            items.append(pooling.PooledText(ids, msgspec.structs.replace(params, second_at=second_at)))
     return items
 
 
@@ -250,10 +250,10 @@ def texts_and_pairs(
     params: Pooling,
     facts: Facts,
     tokenizer: Tokenizer,
-) -> list[pooling.Item]:
+) -> list[pooling.PooledText]:
     """Makes one item of one text or of a pair; errors count both kinds together."""
     reader = pooling.TextReader(facts, tokenizer, truncation, name="inputs")
-    items: list[pooling.Item] = []
+    items: list[pooling.PooledText] = []
     for place, one in enumerate(inputs):
         if isinstance(one, str):
             items += reader.read([one], params, place)
@@ -348,7 +348,7 @@ Answered = tuple[Vectors, Vectors]
 """The answers to a query and to one of its documents."""
 
 
-def _ask_all_late(compared: Compared) -> Generator[list[pooling.Item], list[Vectors], list[Answered]]:
+def _ask_all_late(compared: Compared) -> Generator[list[pooling.PooledText], list[Vectors], list[Answered]]:
     """Asks for all queries, some at a time, and for their documents."""
     queries, documents = compared.queries, compared.documents
     step = len(documents) if len(queries) == 1 else QUERIES_AT_ONCE
@@ -365,8 +365,8 @@ def _ask_all_late(compared: Compared) -> Generator[list[pooling.Item], list[Vect
 
 
 def _ask_late(
-    queries: list[pooling.Item], documents: list[pooling.Item]
-) -> Generator[list[pooling.Item], list[Vectors], list[Answered]]:
+    queries: list[pooling.PooledText], documents: list[pooling.PooledText]
+) -> Generator[list[pooling.PooledText], list[Vectors], list[Answered]]:
     """Asks for one query and all documents, or for one query for each."""
     names = [uuid.uuid4().hex for _ in queries]
     own = yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
@@ -375,5 +375,5 @@ def _ask_late(
     return [(own[0 if len(own) == 1 else index], one) for index, one in enumerate(found)]
 
 
-def _renamed(item: pooling.Item, **names: str) -> pooling.Item:
+def _renamed(item: pooling.PooledText, **names: str) -> pooling.PooledText:
     return msgspec.structs.replace(item, params=msgspec.structs.replace(item.params, **names))

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.request_state import state_of
-from server.api.fields import FIRST_ERROR
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, require_json
@@ -21,8 +20,8 @@ from server.http.error_answers import path_of
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
-from server.requests.pooling import Item, PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.pooling import PooledText, PoolingParams
+from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.routes.request_context import (
     MOST_REPLICAS,
@@ -32,6 +31,7 @@ from server.routes.request_context import (
     frontends_of,
     server_of,
 )
+from server.schemas.body import FIRST_ERROR
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -107,7 +107,7 @@ async def compute_token(request: Request) -> None:
             async for _ in deltas:
                 pass
     else:
-        item = Item(token, PoolingParams().resolve(frontend.facts))
+        item = PooledText(token, PoolingParams().resolve(frontend.facts))
         await frontend.pool([item], admission=admission, **options)
 
 

@@ -8,14 +8,12 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from server.answers.answer_reader import CustomToolInput
-from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
-from server.api import chat as api
-from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import event, json_response
-from server.options.server_config import ReasoningField, ServerConfig
+from server.options.server_flags import ReasoningField, ServerConfig
+from server.output_parsing.answer_reader import CustomToolInput
+from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.routes.conversations.conversation_call import (
     ConversationCall,
     PartReader,
@@ -24,6 +22,8 @@ from server.routes.conversations.conversation_call import (
 )
 from server.routes.generation import chunk_events, whole_choices
 from server.routes.request_context import config_of
+from server.schemas import chat as api
+from server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])

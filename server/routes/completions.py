@@ -12,19 +12,11 @@ from msgspec.structs import replace
 
 from engine_core.client.in_flight import AddOptions
 from server.access.request_state import state_of
-from server.answers.answer_format import NO_REASONING
-from server.answers.format_detection import find_format
-from server.api.completions import (
-    Completion,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionRequest,
-)
-from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
+from server.output_parsing.answer_format import NO_REASONING
+from server.output_parsing.format_detection import find_format
 from server.reading.prompts import Prompt
 from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
@@ -34,6 +26,14 @@ from server.routes.request_context import (
     read_texts,
     with_warnings,
 )
+from server.schemas.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionRequest,
+)
+from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])

@@ -13,19 +13,19 @@ from msgspec import UNSET, UnsetType
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.request_state import Attributes
-from server.api.logprobs import TokenNames
-from server.api.shared_fields import ChunkChoice, GenerationBody, StreamOptions, Usage
 from server.errors import BadRequest
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
 from server.media.prompt import as_media
-from server.options.server_config import GuessReportLevel
+from server.options.server_flags import GuessReportLevel
 from server.reading.prompts import Prompt
-from server.requests.guess_reports import AnswerMetrics, report_guesses
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
+from server.requests.speculation_reports import AnswerMetrics, report_guesses
 from server.routes.request_context import EngineCall, admit, frontend_of
+from server.schemas.logprobs import TokenNames
+from server.schemas.sampling_fields import ChunkChoice, GenerationBody, StreamOptions, Usage
 from worker.protocol import Sampling
 
 _NO_OPTIONS = StreamOptions()

@@ -20,8 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, TIMEOUT, Caller, limits_of
 from server.access.request_state import state_of
-from server.api.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
-from server.api.moderations import OPENAI
 from server.errors import (
     ANTHROPIC,
     OLLAMA,
@@ -40,9 +38,11 @@ from server.http.middleware import DEEP
 from server.http.multipart import FormReader
 from server.http.peeked_form import peeked_form
 from server.http.sse import OPEN_AFTER, ClientGone, encode, on_one_line, while_connected
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 from server.reading.body_table import EMBEDDINGS
 from server.reading.endpoint_table import BY_PATH
+from server.schemas.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
+from server.schemas.moderations import OPENAI
 
 NAMED_BY = b"x-model"
 """The header that names the model where an API has no field for it."""

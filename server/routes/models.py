@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine_core.adapters.messages import AdapterState
 from server.access.request_state import state_of
-from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import Forbidden, NotFound, Unavailable
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
@@ -24,6 +23,7 @@ from server.http.endpoint import Endpoint, require_json, require_ready
 from server.http.sse import json_response
 from server.requests.spaces import usual_space
 from server.routes.request_context import config_of, frontend_of, read_texts, server_of
+from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.text.tokenizer_files import tokenizer_info
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])

@@ -13,14 +13,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from models.plugins import load_plugin
-from server.api.pooling_bodies import PoolingBody
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
-from server.options.server_config import ServerConfig
-from server.requests.pooling import Item, PoolingParams, Source, TextReader
+from server.options.server_flags import ServerConfig
+from server.requests.pooling import PooledText, PoolingParams, Source, TextReader
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
+from server.schemas.pooling_bodies import PoolingBody
 from server.text.tokenizer import unpack
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -69,7 +69,7 @@ async def pool_data(body: PluggedRequest, request: Request) -> Response:
     call = PoolingCall(request, body, "pooling-")
     processor, facts = request.app.state.io_processor, call.facts
 
-    def read() -> list[Item]:
+    def read() -> list[PooledText]:
         parsed = processor.parse_data(body.data)
         params = PoolingParams()
         if (merge := getattr(processor, "merge_pooling_params", None)) is not None:

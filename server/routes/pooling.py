@@ -9,12 +9,6 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from server.api import pooling_bodies as bodies
-from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
-from server.api.dialects.infinity import InfinityClasses, InfinityClassify, InfinityRerank, label_scores
-from server.api.dialects.voyage import VoyageEmbeddingRequest, VoyageRerank
-from server.api.scores import ClassifyRequest, RankedParts, RerankRequest, Score, ScoreRequest, best_first
-from server.api.tei import TextsRequest
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
@@ -22,7 +16,7 @@ from server.model_facts import Facts
 from server.reading.body_table import (
     ReadTexts,
 )
-from server.requests.pooling import Item
+from server.requests.pooling import PooledText
 from server.requests.scoring import Compared
 from server.requests.vectors import (
     VectorForm,
@@ -40,6 +34,24 @@ from server.routes.pooling_call import (
     require_outputs,
 )
 from server.routes.request_context import read_texts
+from server.schemas import pooling_bodies as bodies
+from server.schemas.cohere import (
+    ApiVersion,
+    BilledUnits,
+    CohereEmbedded,
+    CohereEmbeddings,
+    CohereRequest,
+    Meta,
+)
+from server.schemas.scores import ClassifyRequest, RankedParts, RerankRequest, Score, ScoreRequest, best_first
+from server.schemas.tei import TextsRequest
+from server.schemas.vendor_bodies.infinity import (
+    InfinityClasses,
+    InfinityClassify,
+    InfinityRerank,
+    label_scores,
+)
+from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
 from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -152,7 +164,7 @@ def label_of(index: int, facts: Facts) -> str | None:
 async def _pool(
     call: PoolingCall,
     body: bodies.VectorsBody,
-    items: list[Item],
+    items: list[PooledText],
     entry: Callable[[int, dict[Task, msgspec.Raw]], msgspec.Struct],
 ) -> Response:
     """The vectors of the items: as JSON, where `entry` makes one of the list, or as bytes."""

@@ -16,17 +16,17 @@ from msgspec import UNSET, UnsetType
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.request_state import Attributes, state_of
-from server.api.pooling_bodies import PooledList
-from server.api.shared_fields import Usage
 from server.errors import ApiError
 from server.http.sse import encode
 from server.model_facts import OUTPUTS
 from server.reading.body_table import PoolingRequestBody, ReadTexts
-from server.requests.pooling import Item
+from server.requests.pooling import PooledText
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
-from server.requests.windows import join_windows
+from server.requests.text_windows import join_windows
 from server.routes.request_context import EngineCall, admit, frontend_of
+from server.schemas.pooling_bodies import PooledList
+from server.schemas.sampling_fields import Usage
 from worker.protocol import Pooling, Vectors
 
 FEW_VECTORS = 256
@@ -68,7 +68,7 @@ class PoolingCall(EngineCall):
         tokens = {"gen_ai.usage.prompt_tokens": self.tokens, "gen_ai.usage.completion_tokens": 0}
         return {**super().describe(), **tokens}
 
-    async def run(self, items: Sequence[Item]) -> list[Vectors]:
+    async def run(self, items: Sequence[PooledText]) -> list[Vectors]:
         """The vectors of these texts, in order."""
         if not any(item.windows for item in items):
             return [answer.vectors for answer in await self.compute(items)]
@@ -80,7 +80,7 @@ class PoolingCall(EngineCall):
             for item, own in zip(items, found, strict=True)
         ]
 
-    async def compute(self, items: Sequence[Item]) -> list[Pooled]:
+    async def compute(self, items: Sequence[PooledText]) -> list[Pooled]:
         """What the engine answers to each of these texts."""
         if self._required_space is not None:
             check_space(self._required_space, None)
@@ -168,7 +168,7 @@ def _required_space(request: Request) -> str | None:
     return state_of(request.scope).header(b"x-require-space")
 
 
-def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[Item], list[float] | None]:
+def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[PooledText], list[float] | None]:
     """The next items to compute, or the scores."""
     try:
         return scorer.send(answers), None

@@ -18,16 +18,16 @@ from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.client_identity import TIMEOUT, limits_of
 from server.access.request_state import KEY, Attributes, RequestState
-from server.api.fields import LONG, Body
-from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import with_media
 from server.http.middleware import REQUEST_ID
 from server.media.prompt import NO_MEDIA, LaidMedia
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.reading.body_table import Reading
+from server.schemas.body import LONG, Body
+from server.schemas.sampling_fields import RequestTerms, Usage, make_usage
 
 R = TypeVar("R")
 

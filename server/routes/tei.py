@@ -10,15 +10,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Message
 
-from server.api.scores import best_first
-from server.api.tei import (
-    EmbedAllRequest,
-    EmbedRequest,
-    EmbedSparseRequest,
-    Prediction,
-    PredictRequest,
-    SimilarityRequest,
-)
 from server.http.connection.bodies import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.sse import encode
@@ -32,6 +23,15 @@ from server.routes.pooling_call import PoolingCall, written_list
 from server.routes.request_context import (
     frontend_of,
     read_texts,
+)
+from server.schemas.scores import best_first
+from server.schemas.tei import (
+    EmbedAllRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    Prediction,
+    PredictRequest,
+    SimilarityRequest,
 )
 from worker.protocol import Vectors
 

@@ -25,8 +25,8 @@ from server.http.connection.bodies import bound_free_memory
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
 from server.options.model_list import ModelEntry
-from server.run import api_processes as messages
-from server.run.api_processes import NOTHING_LEFT, ApiConfig, Message
+from server.run import api_children as messages
+from server.run.api_children import NOTHING_LEFT, ApiConfig, Message
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
 from server.run.progress_bar import ProgressDisplay

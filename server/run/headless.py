@@ -8,11 +8,11 @@ import signal
 
 import uvloop
 
-from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.ranks.node_process import run_node
 from engine_core.restarts import NoWatcher, keep_engines
 from engine_core.wire.headless_join import Refused, join
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 ENGINE_SECONDS = 3.0

@@ -25,7 +25,7 @@ from server.http.connection.proxies import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import RenewableTls
 from server.http.middleware import KEY_NAME
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 FLUSH_SECONDS = 3.0
 """Seconds for complete answers to reach their clients after all generation has ended."""

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from engine_core.config import Address
-from engine_core.engine_processes import ENGINE, EngineProcess, EngineProcesses, start_engines
+from engine_core.engine_children import ENGINE, EngineProcess, EngineProcesses, start_engines
 from engine_core.restarts import keep_engines
 from engine_core.run_folder import RunFolder
 from server.options.model_list import ModelEntry, uses_cards
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
-from server.run.api_processes import (
+from server.options.option_parsing import OptionError
+from server.options.server_flags import ServerConfig
+from server.run.api_children import (
     LOAD,
     WORKS,
     ApiProcess,

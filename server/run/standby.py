@@ -15,7 +15,7 @@ from engine_core.reason_codes import SENTENCES, Reason
 from server.errors import Unavailable
 from server.http.connection.limits import as_bytes, json_answer
 from server.http.connection.sockets import make_tls_context
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 
 MAX_HEAD = 64 << 10
 """Bytes of a request that are read before it is answered, whether or not they are the whole head."""

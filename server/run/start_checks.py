@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
+from server.options.option_parsing import OptionError
+from server.options.server_flags import ServerConfig
 from worker import logs
 
 _DEFAULT_ADDRESS = "127.0.0.1"
@@ -20,8 +20,12 @@ def check_parsers(config: ServerConfig) -> None:
     plugins = config.plugins.parsers
     if config.tool_call_parser == config.reasoning_parser == "auto" and not plugins:
         return
-    from server.answers.dialects import AUTO, dialect_named, thinking_named  # only here, to start sooner
-    from server.answers.parser_plugins import load_parsers
+    from server.output_parsing.parser_plugins import load_parsers
+    from server.output_parsing.tool_call_dialects import (  # only here, to start sooner
+        AUTO,
+        dialect_named,
+        thinking_named,
+    )
 
     try:
         load_parsers(plugins)

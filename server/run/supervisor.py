@@ -17,12 +17,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from engine_core.engine_processes import EngineProcesses
+from engine_core.engine_children import EngineProcesses
 from engine_core.restarts import Restarter, exit_of, keep_added, keep_engines
 from engine_core.stalls import dump_all, is_stopped, watch
-from server.options.server_config import ServerConfig
-from server.run import api_processes as messages
-from server.run.api_processes import NOTHING_LEFT, ApiProcess, ApiProcesses
+from server.options.server_flags import ServerConfig
+from server.run import api_children as messages
+from server.run.api_children import NOTHING_LEFT, ApiProcess, ApiProcesses
 from server.run.standby import Standby
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child

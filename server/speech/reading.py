@@ -10,10 +10,10 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from models.media.whisper import FRAMES_PER_SECOND
-from server.speech.asked import Asked, Counts, Segment, TimedWord
-from server.speech.engine import Draw, Piece, SpeechEngine
 from server.speech.quality import average_logprob, compression_ratio
 from server.speech.segments import FRAMES_OF_EACH, CertainText, Span, cut_spans
+from server.speech.speech_model import Draw, Piece, SpeechEngine
+from server.speech.transcription import Asked, Counts, Segment, TimedWord
 from server.speech.vocabulary import SpeechTokens
 from server.speech.words import split_words, token_times
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 from server.terminal.console import CommandError, Screen, parser_of
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 

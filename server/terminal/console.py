@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from server.options.option_table import OptionError, Parser
+from server.options.option_parsing import OptionError, Parser
 from worker.host.machine import wants_plain_text
 from worker.logs import printable
 

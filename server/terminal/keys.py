@@ -20,8 +20,8 @@ import msgspec
 
 from server.access import key_file
 from server.model_facts import RIGHTS
-from server.options.option_table import OptionError, Parser, flag_of
-from server.options.server_options import key_file_of_environment
+from server.options.option_parsing import OptionError, Parser, flag_of
+from server.options.parse_server_options import key_file_of_environment
 from server.terminal.console import columns
 
 _ONLY_OWNER = 0o600

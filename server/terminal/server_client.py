@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from server.options.server_options import client_key_of_environment
+from server.options.parse_server_options import client_key_of_environment
 from server.terminal.console import CommandError
 from worker.logs import printable
 

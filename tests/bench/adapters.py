@@ -28,7 +28,7 @@ from sizes import engine_config
 
 from engine_core.adapters.messages import Adapter
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from models.lora_config import CONFIG_FILE, TENSORS_FILE
 from worker.protocol import Sampling
 
@@ -103,7 +103,7 @@ def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) 
         while begun < given.requests and len(live) < given.at_once:
             prompt = [draw.randrange(5, 40000) for _ in range(given.read)]
             params = Sampling(max_tokens=given.written, temperature=0)
-            engine.add(0, Add(begun, prompt, params, adapter=next(names).digest))
+            engine.add(0, AddRequest(begun, prompt, params, adapter=next(names).digest))
             live[begun] = time.perf_counter()
             begun += 1
         for output in engine.step().get(0, []):

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from server.bench.serve_options import LoadOptions, check_load, read_values
-from server.options.option_table import Doc, OptionError, assemble, flag_of, options_of
+from server.options.option_parsing import OptionDoc, OptionError, assemble, flag_of, options_of
 
 _BESIDE = "Streams beside other work"
 _BESIDE_DEFAULTS = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
@@ -21,25 +21,25 @@ _NOT_BESIDE = (
 
 
 class MixedLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    beside: Annotated[list[str], Doc(_BESIDE, ("embeddings", "prompt", "bulk"))] = []
+    beside: Annotated[list[str], OptionDoc(_BESIDE, ("embeddings", "prompt", "bulk"))] = []
     """Measure how evenly streams run beside other work: clients that embed texts without pause, a long prompt
     in the middle of the streams, or both; bulk measures single texts to embed beside one request with very
     many."""
-    streams: Annotated[int, Doc(_BESIDE, least=1)] = 1
+    streams: Annotated[int, OptionDoc(_BESIDE, least=1)] = 1
     """Streams at once."""
-    rounds: Annotated[int, Doc(_BESIDE, least=1)] = 3
+    rounds: Annotated[int, OptionDoc(_BESIDE, least=1)] = 3
     """How often everything is measured, beside and alone."""
-    embed_base_url: Annotated[str | None, Doc(_BESIDE)] = None
+    embed_base_url: Annotated[str | None, OptionDoc(_BESIDE)] = None
     """Address of the server that embeds, if it is another one."""
-    embed_clients: Annotated[int, Doc(_BESIDE, least=1)] = 2
+    embed_clients: Annotated[int, OptionDoc(_BESIDE, least=1)] = 2
     """Clients that embed without pause."""
-    embed_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 4
+    embed_batch_size: Annotated[int, OptionDoc(_BESIDE, least=1)] = 4
     """Texts in each of their requests."""
-    embed_input_len: Annotated[int, Doc(_BESIDE, least=1)] = 200
+    embed_input_len: Annotated[int, OptionDoc(_BESIDE, least=1)] = 200
     """Tokens of each of these texts."""
-    long_prompt_len: Annotated[int, Doc(_BESIDE, least=1)] = 3000
+    long_prompt_len: Annotated[int, OptionDoc(_BESIDE, least=1)] = 3000
     """Tokens of the long prompt, if the model takes so many."""
-    bulk_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 10000
+    bulk_batch_size: Annotated[int, OptionDoc(_BESIDE, least=1)] = 10000
     """Texts in the request of bulk, each of --random-input-len tokens."""
 
 

@@ -17,9 +17,9 @@ from programs import run_program
 from server.bench.serve_options import BenchError, write_result
 from server.model_facts import GENERATE
 from server.offline.llm import LLM
-from server.options.option_table import flatten
-from server.options.server_options import parse
-from server.requests.sampling import SamplingParams
+from server.options.option_parsing import flatten
+from server.options.parse_server_options import parse
+from server.requests.sampling_params import SamplingParams
 from server.terminal.console import check_folder, parser_of
 from worker import logs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 from server.terminal.console import CommandError
 
 

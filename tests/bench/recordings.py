@@ -28,7 +28,7 @@ from server.bench.http_client import Client, first_model
 from server.bench.load_generator import run_load, summarize, table
 from server.bench.serve_benchmark import loads
 from server.bench.serve_options import METRICS, BenchError, LoadOptions, check_load, read_values
-from server.options.option_table import Doc, assemble, options_of
+from server.options.option_parsing import OptionDoc, assemble, options_of
 
 _RATE = 16_000
 _BOUNDARY = "facet-bench-2f7c1d0ae45b4d3c9a86"
@@ -108,9 +108,9 @@ def _text(value: object) -> bytes:
 
 
 class SoundOptions(msgspec.Struct, frozen=True, kw_only=True):
-    audio_seconds: Annotated[float, Doc("Recordings", least=0.1)] = 30.0
+    audio_seconds: Annotated[float, OptionDoc("Recordings", least=0.1)] = 30.0
     """Seconds of noise in a request."""
-    recordings: Annotated[str | None, Doc("Recordings")] = None
+    recordings: Annotated[str | None, OptionDoc("Recordings")] = None
     """A recording, or a folder of recordings, to send in place of noise."""
     load: LoadOptions = msgspec.field(default_factory=LoadOptions)
 

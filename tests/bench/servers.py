@@ -93,7 +93,7 @@ class Server:
     def http_pid(self) -> int:
         """The id of the process that speaks HTTP: ours is a child of the one that was started."""
         below = tree(self.pid)
-        return next((pid for pid in below if "server.run.api_process" in command_of(pid)), self.pid)
+        return next((pid for pid in below if "server.run.api_main" in command_of(pid)), self.pid)
 
     def wait_ready(self) -> None:
         while not succeeds(self.port, "GET", "/health"):

@@ -124,4 +124,4 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(run, "startup.py"))
+    sys.exit(run_program(run, "resolve_checkpoint.py"))

@@ -26,7 +26,7 @@ from scripted_server import (
 )
 
 from server.bench.serve_options import BenchError
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 
 TOKENS = 12
 ONCE = ("--output-len", str(TOKENS), "--rounds", "1")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from deploy_tools import DEPLOY, render_chart, run
 
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 
 EVERYTHING = {
     "apiKeySecret": "keys",

@@ -10,7 +10,7 @@ import yaml
 from deploy_tools import DEPLOY, run
 from shown_metrics import labels_by_sample
 
-from server.options.server_options import OPTIONS
+from server.options.parse_server_options import OPTIONS
 
 FOLDER = DEPLOY / "observability"
 DASHBOARD = json.loads((FOLDER / "dashboards" / "facet.json").read_text())

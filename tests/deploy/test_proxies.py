@@ -13,7 +13,7 @@ from deploy_tools import DEPLOY, run, tool
 from live import wait_until
 from ports import free_ports
 
-from server.options.server_options import OPTIONS
+from server.options.parse_server_options import OPTIONS
 
 EVENTS = [b"data: %d\n\n" % number for number in range(4)]
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from deploy_tools import DEPLOY
 
-from server.options.server_options import OPTIONS
+from server.options.parse_server_options import OPTIONS
 
 FILE = DEPLOY / "ray" / "cluster.yaml"
 

@@ -83,7 +83,7 @@ def test_clients_wait_for_a_killed_api_process(server: LiveServer) -> None:
 @pytest.mark.turns(3)
 def test_stacks_of_all_processes_are_dumped_on_demand(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR1)
-    files = ("supervisor.py", "server/run/api_process.py", "engine_core/process.py")
+    files = ("supervisor.py", "server/run/api_main.py", "engine_core/engine_main.py")
     wait_until(lambda: all(file in server.output() for file in files), 5, server.output)
     complete(server)
 

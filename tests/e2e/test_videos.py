@@ -15,7 +15,7 @@ from models.media.item import Layout, VideoProcessor
 from server.errors import BadRequest
 from server.media.video_decoding import decode_video
 from server.offline.llm import LLM
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 SIZES = (
     "--dtype",

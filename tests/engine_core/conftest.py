@@ -13,7 +13,7 @@ from started_engines import EngineEnds, Keep, Start, soon
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address, Replicas
-from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.protocol import Progress
 from engine_core.restarts import keep_engines
 

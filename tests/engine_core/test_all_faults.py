@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 from fake_worker import EOS, facts, reference, vectors_of
 from faulty_executor import EngineKilled, FaultyExecutor, prompt_of
-from scripted_guesser import ScriptedGuesser, use
+from scripted_speculator import ScriptedGuesser, use
 from sizes import engine_config
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream, is_terminal
 from engine_core.client.replica import Replica
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.config import Replicas
 from engine_core.engine import Engine
 from engine_core.protocol import (
     Abort,
-    Add,
-    AddMany,
+    AddRequest,
+    AddRequests,
     Failed,
-    Go,
     Output,
     Pause,
     Pooled,
     Request,
+    Resume,
     Tokens,
 )
 from engine_core.reason_codes import DEADLINE, QUARANTINED
@@ -103,7 +103,7 @@ class World:
 
     # Requests.
 
-    def submit(self, add: Add, *, pools: bool = False) -> None:
+    def submit(self, add: AddRequest, *, pools: bool = False) -> None:
         self.streams[add.id] = Answers(add.id, pools=pools)
         self.requests[add.id] = InFlight(add, self.streams[add.id])
         self.dispatcher.dispatch([self.requests[add.id]])
@@ -162,16 +162,16 @@ class World:
         if not process.inbox:
             return
         match process.inbox.popleft():
-            case Add() as add:
+            case AddRequest() as add:
                 process.engine.add(0, add)
-            case AddMany(adds):
+            case AddRequests(adds):
                 for add in adds:
                     process.engine.add(0, add)
             case Abort(ids):
                 process.engine.abort(0, ids)
             case Pause(ids):
                 process.engine.pause(0, ids)
-            case Go(ids):
+            case Resume(ids):
                 process.engine.pause(0, ids, paused=False)
             case other:
                 raise AssertionError(other)
@@ -256,7 +256,7 @@ def random_world(model: Path, rnd: random.Random, *, guesses: bool) -> World:
     )
 
 
-def random_request(rnd: random.Random, id: int) -> Add:
+def random_request(rnd: random.Random, id: int) -> AddRequest:
     first = FAILS if (bad := rnd.random()) < 0.06 else KILLS if bad < 0.09 else rnd.randint(1, 3)
     # A convicted prompt is refused from then on, so no two of them are equal.
     prompt = [first, id + 1, *(rnd.randint(1, 3) for _ in range(rnd.randint(0, 14)))]
@@ -265,7 +265,7 @@ def random_request(rnd: random.Random, id: int) -> Add:
         if rnd.random() < 0.2
         else Sampling(max_tokens=rnd.randint(1, 20), stop_token_ids=rnd.choice([(), (EOS, 7)]))
     )
-    return Add(
+    return AddRequest(
         id,
         prompt,
         params,
@@ -341,7 +341,7 @@ def is_late(output: Tokens | Pooled | Failed) -> bool:
     return isinstance(output, Failed) and output.error == DEADLINE
 
 
-def check(add: Add, outputs: list[Tokens | Pooled | Failed], aborted: bool, name: str) -> None:
+def check(add: AddRequest, outputs: list[Tokens | Pooled | Failed], aborted: bool, name: str) -> None:
     assert sum(map(is_terminal, outputs)) == 1 and is_terminal(outputs[-1]), name
     last = outputs[-1]
     text = [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]

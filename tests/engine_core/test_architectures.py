@@ -10,7 +10,7 @@ from sizes import engine_config
 from tiny import ARCHITECTURES, hf_greedy, hf_logits, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from worker.protocol import Sampling, TokenLogprobs
 
 OUTPUT = 12
@@ -38,7 +38,7 @@ def generate(
     engine = Engine.start(config, lambda _: None)
     params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
     for i, tokens in enumerate(asked):
-        engine.add(0, Add(id=i, tokens=tokens, params=params))
+        engine.add(0, AddRequest(id=i, tokens=tokens, params=params))
     texts: list[list[int]] = [[] for _ in asked]
     logprobs: list[list[TokenLogprobs]] = [[] for _ in asked]
     while engine.busy:

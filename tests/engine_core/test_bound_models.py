@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from scripted_guesser import ScriptedGuesser, use
+from scripted_speculator import ScriptedGuesser, use
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from engine_core.scheduling.sequence import Sequence
 from worker.kernels.cpu import operations, torch_operations
 from worker.protocol import Sampling
@@ -48,7 +48,7 @@ def answers(folder: Path, *, bound: bool = True, **options: object) -> Answers:
     try:
         for id, (prompt, language) in enumerate(zip(PROMPTS, languages, strict=True)):
             matcher = ToyMatcher(language) if language is not None and bound else None
-            engine.intake.add(0, Add(id, prompt, params(id)), matcher)
+            engine.intake.add(0, AddRequest(id, prompt, params(id)), matcher)
         while engine.busy:
             for output in engine.step().get(0, []):
                 assert isinstance(output, Tokens), output
@@ -132,8 +132,8 @@ def test_a_text_that_cannot_go_on_ends_alone(folder: Path, expected: Answers) ->
     last: dict[int, Tokens | Failed] = {}
     try:
         breaking = Language(vocab=VOCAB_SIZE, width=40, shortest=9, breaks=-3)
-        engine.intake.add(0, Add(0, PROMPTS[0], params(0)), ToyMatcher(breaking))
-        engine.intake.add(0, Add(1, PROMPTS[1], params(1)), ToyMatcher(LANGUAGE))
+        engine.intake.add(0, AddRequest(0, PROMPTS[0], params(0)), ToyMatcher(breaking))
+        engine.intake.add(0, AddRequest(1, PROMPTS[1], params(1)), ToyMatcher(LANGUAGE))
         while engine.busy:
             for output in engine.step().get(0, []):
                 assert isinstance(output, Tokens | Failed)

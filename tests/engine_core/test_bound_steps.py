@@ -9,11 +9,11 @@ from bound_life import POISON, BoundExecutor, Life
 from fake_worker import VOCAB, facts, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_guesser import ScriptedGuesser, use
+from scripted_speculator import ScriptedGuesser, use
 from toy_language import Language, ToyMatcher
 from untimed import untimed
 
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from worker.protocol import Sampling
 
 languages = st.one_of(
@@ -88,7 +88,7 @@ def begin(life: Life, id: int, data: st.DataObject) -> None:
     begun = 0
     if language is None or not language.breaks:
         begun = data.draw(st.integers(0, len(whole) - 1))
-    request = Add(
+    request = AddRequest(
         id,
         prompt + whole[:begun],
         Sampling(max_tokens=most),
@@ -103,8 +103,8 @@ def test_who_is_late_sits_steps_out_and_others_go_on() -> None:
     executor = BoundExecutor(facts())
     life = Life.of(executor, steps_ahead=1)
     language = Language(width=20, shortest=50)
-    life.add(Add(0, [3, 4], Sampling(max_tokens=9)), language, frozenset({2, 5}))
-    life.add(Add(1, [5, 6], Sampling(max_tokens=9)), None)
+    life.add(AddRequest(0, [3, 4], Sampling(max_tokens=9)), language, frozenset({2, 5}))
+    life.add(AddRequest(1, [5, 6], Sampling(max_tokens=9)), None)
     while 1 not in life.answers or getattr(life.answers[1][-1], "finish", "failed") is None:
         life.matchers[0].looks *= 100  # it stays late
         life.step(wait=True)
@@ -115,7 +115,7 @@ def test_who_is_late_sits_steps_out_and_others_go_on() -> None:
 
 def test_who_leaves_while_it_is_late_leaves_nothing() -> None:
     life = Life.of(BoundExecutor(facts()))
-    life.add(Add(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50), frozenset({1}))
+    life.add(AddRequest(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50), frozenset({1}))
     while 0 not in life.matchers or not life.matchers[0].late:
         life.step(wait=False)
     life.engine.abort(0, [0])
@@ -126,7 +126,7 @@ def test_who_leaves_while_it_is_late_leaves_nothing() -> None:
 def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> None:
     executor = BoundExecutor(facts())
     life = Life.of(executor, steps_ahead=2)
-    life.add(Add(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50))
+    life.add(AddRequest(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50))
     life.step(wait=False)
     assert [each.number for each in executor.told] == [1], "the first waits for no token"
     life.step(wait=False)
@@ -142,7 +142,7 @@ def test_a_complete_text_stops_without_another_token() -> None:
     executor = BoundExecutor(facts())
     life = Life.of(executor, steps_ahead=0)
     language = Language(shortest=2, width=20)
-    life.add(Add(0, [3, 4], Sampling(max_tokens=30)), language)
+    life.add(AddRequest(0, [3, 4], Sampling(max_tokens=30)), language)
     life.run()
     last = life.answers[0][-1]
     assert isinstance(last, Tokens) and last.finish == "stop" and len(last.tokens) == 1
@@ -154,7 +154,7 @@ def test_an_answer_that_was_complete_is_not_taken_up_again() -> None:
     language = Language(shortest=1)
     whole = language.reference([1], 30)
     life.engine.intake.add(
-        0, Add(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language)
+        0, AddRequest(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language)
     )
     life.collect(life.engine.intake.take_outputs())
     [answer] = life.answers[0]

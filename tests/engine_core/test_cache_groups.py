@@ -18,7 +18,7 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 from tiny_shapes import SHARED_CACHES
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import Sampling
 from worker.worker_facts import blocks_held
 
@@ -70,7 +70,7 @@ class Served:
 
     def texts(self, *prompts: list[int], count: int = 30) -> list[list[int]]:
         params = Sampling(max_tokens=count, temperature=0)
-        results = answers(self.engine, [Add(id, prompt, params) for id, prompt in enumerate(prompts)])
+        results = answers(self.engine, [AddRequest(id, prompt, params) for id, prompt in enumerate(prompts)])
         return [results[id].tokens for id in range(len(prompts))]
 
 

@@ -15,18 +15,18 @@ from model_facts import READY
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.config import EngineConfig, Replicas
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Add, Outputs, Tokens
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.protocol import AddRequest, Outputs, Tokens
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
 ROWS = 64
 CALLS_TO_PLAN, CALLS_TO_LAND = 27, 17
 """Calls of Python and C functions for each decoding row."""
 BETWEEN_FITS = 32
-"""The steps after which the line of their time is fitted anew (`step_time.py`)."""
+"""The steps after which the line of their time is fitted anew (`step_time_estimate.py`)."""
 FIXED_CALLS = 80
 """Calls for each step, whatever its rows."""
 CALLS_TO_ASK_FOR_GUESSES = 18
@@ -48,7 +48,9 @@ class Decoding:
         self.worker = FakeWorker(found)
         for id in range(rows):
             prompt = [1 + (id + i) % 40 for i in range(20)]
-            self.scheduler.add(id % servers, Add(id=id, tokens=prompt, params=Sampling(max_tokens=99)), 1.0)
+            self.scheduler.add(
+                id % servers, AddRequest(id=id, tokens=prompt, params=Sampling(max_tokens=99)), 1.0
+            )
         self.land(*self.launch())
 
     def plan(self) -> PlannedStep:
@@ -125,7 +127,7 @@ async def test_a_token_costs_the_client_so_many_calls() -> None:
     table.set_ready(replica, READY)
     dispatcher = Dispatcher(table, lambda number, request: None, restart_wait=0.0)
     stream = Stream(1, asyncio.get_running_loop())
-    dispatcher.dispatch([InFlight(Add(1, [1, 2], Sampling(max_tokens=99)), stream)])
+    dispatcher.dispatch([InFlight(AddRequest(1, [1, 2], Sampling(max_tokens=99)), stream)])
     dispatcher.deliver(replica, Tokens(id=1, tokens=[1]))
     outputs = [Tokens(id=1, tokens=[token]) for token in range(ROWS)]
     with counted() as calls:

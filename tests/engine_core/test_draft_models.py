@@ -12,9 +12,9 @@ from opened import feature_of
 from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
-from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.protocol import Add
-from worker.features.guesses.draft_model import DraftModel
+from engine_core.features.speculation.model_speculator import ModelSpeculator
+from engine_core.protocol import AddRequest
+from worker.features.speculation.draft_model import DraftModel
 from worker.protocol import Sampling
 
 TARGET = "LlamaForCausalLM"
@@ -38,7 +38,7 @@ def same(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(
-    target: Path, drafter: Path, asked: list[Add], seed: int = 0, make: Any = None, **options: Any
+    target: Path, drafter: Path, asked: list[AddRequest], seed: int = 0, make: Any = None, **options: Any
 ) -> Any:
     """Answers with the drafter and without are equal; returns what it guessed, and the statistics."""
     sizes = {name: options.get(name, size) for name, size in SIZES.items()}
@@ -144,7 +144,7 @@ def test_a_pass_is_saved_where_its_guesses_are_verified(
     target: Path, same: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entries of guesses are computed once: of 5 passes for 4 guesses, one is left out."""
-    monkeypatch.setattr(ModelGuesser, "lengths", lambda self, seqs: dict.fromkeys(seqs, 4))
+    monkeypatch.setattr(ModelSpeculator, "lengths", lambda self, seqs: dict.fromkeys(seqs, 4))
     passes = list[int]()
     step = DraftModel._step  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(
@@ -155,7 +155,7 @@ def test_a_pass_is_saved_where_its_guesses_are_verified(
         drafter: Any = feature_of(engine._executor._runner, DraftModel)  # pyright: ignore
         forward = drafter._forward
         drafter._forward = lambda *given: extended.append(len(given[0])) or forward(*given)
-        answer(engine, [Add(id=1, tokens=[5, 9, 8], params=Sampling(max_tokens=40, temperature=0))])
+        answer(engine, [AddRequest(id=1, tokens=[5, 9, 8], params=Sampling(max_tokens=40, temperature=0))])
         held = engine.stats().guesses
     assert held is not None and sum(held.held) == held.guessed
     assert len(extended) - len(passes) <= 4, "the prompt, the first token, and the end of the answer"

@@ -18,7 +18,7 @@ from sizes import engine_config
 from engine_core.engine import Engine
 from engine_core.executor import STEPS_BETWEEN
 from engine_core.features.experts.balanced_experts import BalancedExperts
-from engine_core.protocol import Add, Failed, Progress, Tokens
+from engine_core.protocol import AddRequest, Failed, Progress, Tokens
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -36,8 +36,8 @@ def start(model: Path, **changes: object) -> Engine:
     return Engine.start(config, lambda _: None, FakeExecutor)
 
 
-def add(id: int, tokens: list[int], max_tokens: int = 4) -> Add:
-    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
+def add(id: int, tokens: list[int], max_tokens: int = 4) -> AddRequest:
+    return AddRequest(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
 
 
 def run(engine: Engine) -> Told:
@@ -165,7 +165,7 @@ def test_the_prefix_cache_can_be_emptied(engine: Engine) -> None:
 def test_a_stop_found_late_is_the_last_token_all_the_same(model: Path) -> None:
     prompt = next([n, m] for n in range(1, 40) for m in range(1, 40) if EOS in reference([n, m], 8)[:6])
     engine = start(model, steps_ahead=2)
-    engine.add(0, Add(id=1, tokens=prompt, params=Sampling(max_tokens=8, stop_token_ids=(EOS,))))
+    engine.add(0, AddRequest(id=1, tokens=prompt, params=Sampling(max_tokens=8, stop_token_ids=(EOS,))))
     outputs = run(engine)[0, 1]
     assert text(outputs) == reference(prompt, 8, (EOS,))
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "stop"

@@ -14,8 +14,8 @@ from scheduler_bench import config
 from engine_core.engine import Engine
 from engine_core.features.installed import make_scheduler
 from engine_core.grammar.compiler import GrammarCompiler, Outcome
-from engine_core.grammar.grammar_threads import Job
-from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Spelling, Tokens
+from engine_core.grammar.grammar_threads import GrammarJob
+from engine_core.protocol import AddRequest, Failed, Grammar, OutputsByClient, Spelling, Tokens
 from worker.protocol import Sampling
 
 LONG_MS = 20_000
@@ -38,8 +38,8 @@ def start(*, spelled: bool = True, **changes: object) -> Engine:
     return engine
 
 
-def add(id: int, grammar: Grammar | None = ANSWERS, **more: Any) -> Add:
-    return Add(id=id, tokens=[id + 1, 7], params=Sampling(max_tokens=9), grammar=grammar, **more)
+def add(id: int, grammar: Grammar | None = ANSWERS, **more: Any) -> AddRequest:
+    return AddRequest(id=id, tokens=[id + 1, 7], params=Sampling(max_tokens=9), grammar=grammar, **more)
 
 
 def text(outputs: OutputsByClient, id: int, client: int = 0) -> list[int]:
@@ -51,11 +51,11 @@ def text(outputs: OutputsByClient, id: int, client: int = 0) -> list[int]:
 class SlowCompiler(GrammarCompiler):
     """A compiler that compiles nothing before it is told to."""
 
-    held: list[Job[Outcome]] = []
+    held: list[GrammarJob[Outcome]] = []
 
-    def compile(self, grammar: Grammar, owner: str = "") -> Job[Outcome]:
+    def compile(self, grammar: Grammar, owner: str = "") -> GrammarJob[Outcome]:
         self.real = super().compile(grammar, owner)
-        self.held.append(Job(owner, lambda *_: self.real.outcome()))
+        self.held.append(GrammarJob(owner, lambda *_: self.real.outcome()))
         return self.held[-1]
 
     def finish(self) -> None:
@@ -172,7 +172,7 @@ def test_a_paused_request_is_paused_when_it_is_forged(slow: Engine) -> None:
 def test_what_is_wrong_is_said_before_a_grammar_is_compiled(slow: Engine) -> None:
     slow.add(0, add(1))
     slow.add(0, add(1))
-    slow.add(0, Add(id=2, tokens=[99], params=Sampling(max_tokens=4), grammar=ANSWERS))
+    slow.add(0, AddRequest(id=2, tokens=[99], params=Sampling(max_tokens=4), grammar=ANSWERS))
     duplicate, foreign = slow.take_outputs()[0]
     assert isinstance(duplicate, Failed) and "same id" in duplicate.message
     assert isinstance(foreign, Failed) and foreign.code == 400
@@ -209,7 +209,7 @@ def test_an_answer_that_goes_on_keeps_to_its_language(engine: Engine) -> None:
     whole = add(1)
     engine.add(0, whole)
     tokens = text(run_all(engine), 1)
-    resumed = Add(
+    resumed = AddRequest(
         id=2, tokens=[*whole.tokens, *tokens[:2]], prompt_len=2, params=whole.params, grammar=ANSWERS
     )
     engine.add(0, resumed)

@@ -9,11 +9,11 @@ import zmq
 from fake_worker import FakeExecutor
 from sizes import engine_config
 
-from engine_core import process
+from engine_core import engine_main
 from engine_core.config import Address
 from engine_core.engine import Engine
-from engine_core.process import EngineLoop
-from engine_core.protocol import Add
+from engine_core.engine_main import EngineLoop
+from engine_core.protocol import AddRequest
 from engine_core.wire.transport import EngineEnd, ServerEnd
 from worker.protocol import Sampling
 
@@ -40,11 +40,11 @@ def loop(model: Path, address: Address) -> Iterator[EngineLoop]:
 def test_steps_have_their_turn_while_a_crowd_of_messages_waits(
     server: ServerEnd, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_READ_SECONDS", 0.0)
+    monkeypatch.setattr(engine_main, "_READ_SECONDS", 0.0)
     assert server.greetings.sock.poll(5000)
     list(server.greetings.read())
     for id in range(3):
-        server.send(0, Add(id=id, tokens=[1, 2], params=Sampling(max_tokens=1)))
+        server.send(0, AddRequest(id=id, tokens=[1, 2], params=Sampling(max_tokens=1)))
     seen: set[int] = set()
     while len(loop._engine._scheduler.live) < 3:
         loop._read()

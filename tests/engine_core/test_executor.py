@@ -177,5 +177,7 @@ def test_torch_is_imported_only_when_a_model_is_loaded() -> None:
     """A process of its own shows it: this one may have loaded torch for other tests."""
     import subprocess
 
-    code = "import sys, engine_core.process, engine_core.engine_processes; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, engine_core.engine_main, engine_core.engine_children; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0

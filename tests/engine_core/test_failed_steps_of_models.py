@@ -10,7 +10,7 @@ from bits_lost_engines import SUBJECTS
 from bits_schedule import PLAINEST, difference, open_engine
 from bits_traffic import answers, write_traffic
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import Sampling, StepInput
 from worker.runner import Runner
 from worker.steps.compute import Compute
@@ -60,8 +60,8 @@ def test_the_bits_of_all_others_are_the_same(tmp_path: Path, poison: list[int], 
     with open_engine(tmp_path, subject, PLAINEST) as engine:
         traffic = write_traffic(rnd, subject, 15, engine)
     turns = [conversation[0] for conversation in traffic][:15]
-    requests = [Add(id, turn.prompt, turn.params) for id, turn in enumerate(turns)]
-    bad = Add(99, [POISON, 7, 9], Sampling(max_tokens=5))
+    requests = [AddRequest(id, turn.prompt, turn.params) for id, turn in enumerate(turns)]
+    bad = AddRequest(99, [POISON, 7, 9], Sampling(max_tokens=5))
     requests.insert(rnd.randrange(15), bad)
     limits = replace(PLAINEST, max_num_seqs=16, num_gpu_blocks_override=700, enable_prefix_caching=True)
     with open_engine(tmp_path, subject, limits) as engine:

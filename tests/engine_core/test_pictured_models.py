@@ -20,7 +20,7 @@ from transformers import CLIPImageProcessorPil
 from engine_core.engine import Engine
 from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add, Tokens
+from engine_core.protocol import AddRequest, Tokens
 from models.config import read_config
 from worker.buffers import Buffer
 from worker.capacity import WorkerLimits
@@ -78,8 +78,10 @@ class Llava:
         processor = CLIPImageProcessorPil(**SETTINGS)
         return {"pixel_values": processor(pictures, return_tensors="pt")["pixel_values"]}
 
-    def add(self, id: int, prompt: Prompt) -> Add:
-        return Add(id, prompt.tokens, Sampling(OUTPUT, temperature=0, logprobs=0), media=self.media(prompt))
+    def add(self, id: int, prompt: Prompt) -> AddRequest:
+        return AddRequest(
+            id, prompt.tokens, Sampling(OUTPUT, temperature=0, logprobs=0), media=self.media(prompt)
+        )
 
     def media(self, prompt: Prompt) -> tuple[Media, ...]:
         pairs = [(place, self.prompts.items[place.number]) for place in prompt.media]

@@ -10,7 +10,7 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from models import ops
 from worker import runner
 from worker.devices.cpu import Cpu
@@ -49,7 +49,7 @@ def serving(folder: Path, blocks: int = 40, gib: float = 0.01, **options: object
 
 
 def ask(engine: Engine, id: int, text: list[int], params: Sampling | Pooling = LIKELIEST) -> Result:
-    [result] = answers(engine, [Add(id, text, params)]).values()
+    [result] = answers(engine, [AddRequest(id, text, params)]).values()
     return result
 
 
@@ -159,7 +159,7 @@ def test_other_salts_find_nothing(llama: Path) -> None:
         for id, text in enumerate(OTHERS, 2):
             ask(engine, id, text)
         hits = engine.stats().prefix_hits
-        answers(engine, [Add(9, TEXT, LIKELIEST, salt="b")])
+        answers(engine, [AddRequest(9, TEXT, LIKELIEST, salt="b")])
         assert engine.stats().prefix_hits == hits
 
 

@@ -10,7 +10,7 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Tokens
+from engine_core.protocol import AddRequest, Tokens
 from worker.protocol import DiskTotals, Pooling, Sampling
 
 TEXT = [5 + number * number % (VOCAB_SIZE - 5) for number in range(400)]
@@ -40,7 +40,7 @@ def serve(folder: Path, kept: Path, params: Sampling | Pooling, **options: objec
     )
     try:
         text = TEXT if engine.ready.worker.remembered_states is None else TEXT[:395]
-        [result] = answers(engine, [Add(1, text, params)]).values()
+        [result] = answers(engine, [AddRequest(1, text, params)]).values()
         stats = engine.stats()
         return Served(result, stats.prefix_hits, stats.disk)
     finally:
@@ -81,10 +81,10 @@ def test_an_engine_that_slept_finds_its_prefixes(llama: Path, tmp_path: Path) ->
     config = engine_config(llama, **SIZES, kv_cache_dir=str(tmp_path), num_gpu_blocks_override=100)
     engine = Engine.start(config, lambda _: None)
     try:
-        first = answers(engine, [Add(1, TEXT, LIKELIEST)])[1]
+        first = answers(engine, [AddRequest(1, TEXT, LIKELIEST)])[1]
         engine.fall_asleep()
         engine.wake()
-        again = answers(engine, [Add(2, TEXT, LIKELIEST)])[2]
+        again = answers(engine, [AddRequest(2, TEXT, LIKELIEST)])[2]
         assert again == first and engine.stats().prefix_hits == 384
     finally:
         engine.stop()
@@ -160,7 +160,7 @@ def test_a_hybrid_finds_its_state_after_a_restart(tmp_path: Path) -> None:
     for _ in range(2):
         engine = Engine.start(engine_config(folder, **sizes), lambda _: None)
         try:
-            engine.add(0, Add(1, TEXT[:395], Sampling(max_tokens=1, temperature=0)))
+            engine.add(0, AddRequest(1, TEXT[:395], Sampling(max_tokens=1, temperature=0)))
             given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
             [answer] = [one for one in given if isinstance(one, Tokens)]
             found.append(answer.cached)

@@ -6,7 +6,7 @@ from engine_core import protocol
 from engine_core.engine_stats import Stats
 from engine_core.protocol import (
     Abort,
-    Add,
+    AddRequest,
     Answer,
     Dead,
     Drain,
@@ -21,7 +21,7 @@ from engine_core.protocol import (
 )
 from worker.protocol import Sampling, TokenLogprobs
 
-ADD = Add(
+ADD = AddRequest(
     id=2**60,
     tokens=[0, 151_000],
     params=Sampling(max_tokens=5, logit_bias={3: -1.5}, bad_words=((1, 2),), stop_token_ids=(7,), seed=2**63),
@@ -65,5 +65,5 @@ def test_one_token_is_a_small_message() -> None:
 
 
 def test_another_set_of_messages_is_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "Request", Add | Abort)
+    monkeypatch.setattr(protocol, "Request", AddRequest | Abort)
     assert protocol._digest() != protocol.PROTOCOL  # pyright: ignore[reportPrivateUsage]

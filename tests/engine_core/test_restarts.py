@@ -11,7 +11,7 @@ from started_engines import soon, until
 
 from engine_core import restarts
 from engine_core.config import Replicas
-from engine_core.engine_processes import EngineProcesses
+from engine_core.engine_children import EngineProcesses
 from engine_core.restarts import LONGEST_PAUSE, PAUSES, WINDOW, RestartBudget, Restarter
 from engine_core.run_folder import RunFolder
 from worker.child import BROKE, CANNOT_START, STOPPED, describe_exit

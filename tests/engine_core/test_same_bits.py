@@ -15,7 +15,7 @@ from bits_traffic import Conversation, answers
 from ranks import Layout, Ranks
 from torch import Tensor
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.features.pooling.vectors import HiddenStore
 from worker.protocol import Pooling
 
@@ -93,13 +93,13 @@ def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:
     subject = decoder("LlamaForCausalLM", dtype, pooling_type)
-    asked = [Add(id, TEXT, Pooling(task=task)) for id, task in enumerate(subject.tasks)]
+    asked = [AddRequest(id, TEXT, Pooling(task=task)) for id, task in enumerate(subject.tasks)]
     whole = vectors(folder, subject, asked, len(TEXT))
     for chunk in (1, 16, 47, 256, len(TEXT) - 1):
         assert vectors(folder, subject, asked, chunk) == whole
 
 
-def vectors(folder: Path, subject: Subject, asked: list[Add], chunk: int) -> list[bytes]:
+def vectors(folder: Path, subject: Subject, asked: list[AddRequest], chunk: int) -> list[bytes]:
     """The vectors of texts that are read in chunks of so many tokens."""
     limits = replace(PLAINEST, max_num_batched_tokens=chunk)
     with open_engine(folder, subject, limits) as engine:

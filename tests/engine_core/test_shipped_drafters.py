@@ -6,8 +6,8 @@ import pytest
 import transformers
 from drafted import answer, opened
 
-from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.protocol import Add
+from engine_core.features.speculation.model_speculator import ModelSpeculator
+from engine_core.protocol import AddRequest
 from models.checkpoint.hub import DEMO
 from worker.protocol import Sampling
 
@@ -20,10 +20,12 @@ QUESTIONS += [f"What is {first} plus 7?" for first in range(3, 9)]
 def test_guesses_hold_about_as_often_as_said(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DEMO / "drafts" / method
     said = json.loads((folder / "config.json").read_text())["acceptance"]
-    monkeypatch.setattr(ModelGuesser, "lengths", lambda self, seqs: dict.fromkeys(seqs, said["guesses"]))
+    monkeypatch.setattr(ModelSpeculator, "lengths", lambda self, seqs: dict.fromkeys(seqs, said["guesses"]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     asked = [
-        Add(id, tokenizer.encode(text, add_special_tokens=False), Sampling(max_tokens=40, temperature=0))
+        AddRequest(
+            id, tokenizer.encode(text, add_special_tokens=False), Sampling(max_tokens=40, temperature=0)
+        )
         for id, text in enumerate(
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": each}], tokenize=False, add_generation_prompt=True

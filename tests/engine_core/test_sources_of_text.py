@@ -8,7 +8,7 @@ import torch
 from sourced import Found, answer_all
 from tiny_sources import FAMILIES, make
 
-from engine_core.protocol import Add, Source
+from engine_core.protocol import AddRequest, Source
 from worker.protocol import Sampling
 
 OUTPUT = 6
@@ -23,15 +23,17 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder, make(request.param, folder)
 
 
-def asked(id: int, **changes: Any) -> Add:
+def asked(id: int, **changes: Any) -> AddRequest:
     tokens = SOURCES[id % len(SOURCES)]
     params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
     source = Source(str(id % len(SOURCES)), len(tokens), tokens=tokens)
-    return Add(id=id, tokens=PROMPTS[(id // 2) % len(PROMPTS)], params=params, source=source, **changes)
+    return AddRequest(
+        id=id, tokens=PROMPTS[(id // 2) % len(PROMPTS)], params=params, source=source, **changes
+    )
 
 
 @torch.inference_mode()
-def check(model: Any, requests: list[Add], found: Found) -> None:
+def check(model: Any, requests: list[AddRequest], found: Found) -> None:
     """Assert that tokens are the likeliest of transformers' model, and logprobs its own."""
     for each in requests:
         tokens, logprobs = found[each.id]

@@ -15,7 +15,7 @@ from sizes import engine_config
 from tiny import hf_greedy, hf_model, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.protocol import AddRequest, Failed, Pooled, Tokens
 from models.checkpoint.damage import FiniteCheck
 from models.config import ConfigError
 from worker.protocol import QUERY_GONE, Pooling, Sampling, Task, Vectors
@@ -55,16 +55,16 @@ def start() -> Iterator[Start]:
         engine.stop()
 
 
-def pool(id: int, tokens: list[int], task: Task = "embed", **params: object) -> Add:
-    return Add(id=id, tokens=tokens, params=Pooling(task=task, **params))  # pyright: ignore[reportArgumentType]
+def pool(id: int, tokens: list[int], task: Task = "embed", **params: object) -> AddRequest:
+    return AddRequest(id=id, tokens=tokens, params=Pooling(task=task, **params))  # pyright: ignore[reportArgumentType]
 
 
-def write(id: int, tokens: list[int], **params: object) -> Add:
+def write(id: int, tokens: list[int], **params: object) -> AddRequest:
     named = {"max_tokens": OUTPUT, "temperature": 0, **params}
-    return Add(id=id, tokens=tokens, params=Sampling(**named))  # pyright: ignore[reportArgumentType]
+    return AddRequest(id=id, tokens=tokens, params=Sampling(**named))  # pyright: ignore[reportArgumentType]
 
 
-def run(engine: Engine, *adds: Add) -> dict[int, list[Answer]]:
+def run(engine: Engine, *adds: AddRequest) -> dict[int, list[Answer]]:
     for add in adds:
         engine.add(0, add)
     return driven.run(engine)  # pyright: ignore[reportReturnType]
@@ -146,7 +146,7 @@ def test_outputs_do_not_depend_on_chunks_or_hits(llama: Path, start: Start, mode
     assert first.vectors.others["token_embed"] == first_vectors(whole, pool(5, TEXTS[2], "token_embed"))
 
 
-def first_vectors(engine: Engine, add: Add) -> Vectors:
+def first_vectors(engine: Engine, add: AddRequest) -> Vectors:
     [only] = run(engine, add)[add.id]
     assert isinstance(only, Pooled)
     return only.vectors

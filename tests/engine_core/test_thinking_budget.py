@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_language import Language, ToyMatcher
 from untimed import untimed
 
-from engine_core.protocol import Add, Failed, Thinking
+from engine_core.protocol import AddRequest, Failed, Thinking
 from worker.protocol import Pooling, Sampling
 
 PROMPT = [3, 4, 5]
@@ -70,10 +70,10 @@ def test_answers_are_those_of_the_rules(
         language = Language(wakes=thinking.marker[0])
     expected = reference(thinking, language, 24)
     matcher = None if language is None else ToyMatcher(language)
-    life.engine.intake.add(0, Add(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), matcher)
+    life.engine.intake.add(0, AddRequest(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), matcher)
     begun = len(expected) // 2
     if begun:  # another engine has begun it
-        again = Add(
+        again = AddRequest(
             1, PROMPT + expected[:begun], Sampling(max_tokens=24), prompt_len=len(PROMPT), thinking=thinking
         )
         life.engine.intake.add(0, again, None if language is None else ToyMatcher(language))
@@ -88,7 +88,7 @@ def test_only_the_last_steps_before_it_is_spent_are_bound(steps_ahead: int) -> N
     executor = BoundExecutor(facts())
     life = Life.of(executor, steps_ahead=steps_ahead)
     marker = (1, 2, 1)
-    add = Add(0, PROMPT, Sampling(max_tokens=40), thinking=Thinking(20, marker, open=True))
+    add = AddRequest(0, PROMPT, Sampling(max_tokens=40), thinking=Thinking(20, marker, open=True))
     life.engine.add(0, add)
     life.run()
     text = life.text(0)
@@ -106,8 +106,8 @@ def test_only_the_last_steps_before_it_is_spent_are_bound(steps_ahead: int) -> N
 )
 def test_budgets_that_cannot_be_kept_are_refused(thinking: Thinking, words: str) -> None:
     life = Life.of(BoundExecutor(facts()))
-    life.engine.intake.add(0, Add(0, PROMPT, Sampling(max_tokens=4), thinking=thinking))
-    life.engine.add(0, Add(1, PROMPT, Pooling(task="embed"), thinking=Thinking(1, (1,))))
+    life.engine.intake.add(0, AddRequest(0, PROMPT, Sampling(max_tokens=4), thinking=thinking))
+    life.engine.add(0, AddRequest(1, PROMPT, Pooling(task="embed"), thinking=Thinking(1, (1,))))
     life.collect(life.engine.take_outputs())
     [failed], [pooled] = life.answers[0], life.answers[1]
     assert isinstance(failed, Failed) and failed.code == 400 and words in failed.message

@@ -14,8 +14,8 @@ from sourced import Found, answer_all
 from tiny_whisper import END, FIRST_STAMP, IDS, make
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Pooled, Source
-from engine_core.scheduling.step_builder import StepBuilder
+from engine_core.protocol import AddRequest, Failed, Pooled, Source
+from engine_core.scheduling.planned_step import StepBuilder
 from server.speech.words import token_times
 from worker.buffers import Buffer
 from worker.features.media.step_sources import StepSources
@@ -32,15 +32,15 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, make(folder)
 
 
-def asked(id: int, **changes: Any) -> Add:
+def asked(id: int, **changes: Any) -> AddRequest:
     sound = id % len(SOUNDS)
     source = Source(f"{sound}", 1500, features=Buffer(SOUNDS[sound].tobytes()))
     params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
-    return Add(id=id, tokens=PROMPTS[id % len(PROMPTS)], params=params, source=source, **changes)
+    return AddRequest(id=id, tokens=PROMPTS[id % len(PROMPTS)], params=params, source=source, **changes)
 
 
 @torch.inference_mode()
-def check(model: Any, requests: list[Add], found: Found) -> None:
+def check(model: Any, requests: list[AddRequest], found: Found) -> None:
     """Assert that tokens are the likeliest of transformers' model, and logprobs its own."""
     for each in requests:
         tokens, logprobs = found[each.id]
@@ -146,7 +146,7 @@ COLUMNS = (1500, 371, 3)
 
 
 @torch.inference_mode()
-def times_of(model: Any, request: Add) -> list[float]:
+def times_of(model: Any, request: AddRequest) -> list[float]:
     """The times of a request's tokens but the first ones, by transformers."""
     from transformers.utils.generic import ModelOutput
 
@@ -164,7 +164,7 @@ def times_of(model: Any, request: Add) -> list[float]:
     return times[0, :-1].tolist()
 
 
-def align(folder: Path, requests: list[Add], **options: Any) -> dict[int, np.ndarray]:
+def align(folder: Path, requests: list[AddRequest], **options: Any) -> dict[int, np.ndarray]:
     sizes = {"block_size": 16, "num_gpu_blocks_override": 32, "max_num_batched_tokens": 64, **options}
     engine = Engine.start(engine_config(folder, cpu_threads=1, **sizes), lambda _: None)
     found = dict[int, np.ndarray]()

@@ -27,8 +27,8 @@ from scheduled import Loop  # noqa: E402
 from sizes import worker_config  # noqa: E402
 from workbench import Workbench  # noqa: E402
 
-from engine_core.features.guesses.drafts import Drafts  # noqa: E402
-from engine_core.protocol import Add  # noqa: E402
+from engine_core.features.speculation.drafts import Drafts  # noqa: E402
+from engine_core.protocol import AddRequest  # noqa: E402
 from models.config import read_config  # noqa: E402
 from models.conversion.conversion_choice import Conversion  # noqa: E402
 from worker.runner import Runner  # noqa: E402
@@ -70,7 +70,9 @@ def opened(folder: Path, device: str, *, pools: bool = False, **given: Any) -> I
         worker.close()
 
 
-def answers(folder: Path, runner: Runner, requests: list[Add], **asked: Any) -> tuple[list[list[int]], Any]:
+def answers(
+    folder: Path, runner: Runner, requests: list[AddRequest], **asked: Any
+) -> tuple[list[list[int]], Any]:
     """The tokens of each request, each step planned one ahead, and what drafts have come of it."""
     shape = SimpleNamespace(vocabulary=read_config(folder).vocab_size)
     dummy: Any = SimpleNamespace(runner=runner, facts=runner.facts, shape=shape)

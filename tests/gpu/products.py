@@ -15,7 +15,7 @@ from results import Result
 from torch import Tensor, nn
 from workbench import BF16, Workbench
 
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 from models.ops.grouped_matrix import Grouped
 from models.weight_coding import E4M3, WHOLE
 

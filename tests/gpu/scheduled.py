@@ -13,7 +13,7 @@ from dummy import Dummy
 
 from engine_core.config import EngineConfig
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 
 _CLIENT = 0
 
@@ -44,7 +44,7 @@ class Loop:
     def busy(self) -> bool:
         return bool(self.scheduler.live or self._in_flight)
 
-    def add(self, request: Add) -> None:
+    def add(self, request: AddRequest) -> None:
         self.answers[request.id] = Answer()
         told = self.scheduler.add(_CLIENT, request, time.monotonic())
         if isinstance(told, Failed):
@@ -65,7 +65,7 @@ class Loop:
             self.compilations = output.kernel_compilations
             self._take(scheduler.results.land(oldest, output, time.monotonic()).get(_CLIENT, []))
 
-    def run(self, requests: list[Add]) -> list[list[int]]:
+    def run(self, requests: list[AddRequest]) -> list[list[int]]:
         """Answer requests that come all at once -> the tokens of each."""
         for request in requests:
             self.add(request)

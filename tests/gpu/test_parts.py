@@ -32,7 +32,7 @@ from results import TARGETS, Result
 from scheduled import Loop
 from workbench import Part, Workbench
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from models import ops
 from worker import runner
 from worker.devices.cpu import Cpu
@@ -282,7 +282,7 @@ def test_a_request_that_is_refused_has_one_answer(tmp_path: Path) -> None:
     bench = workbench(tmp_path)
     with opened(bench, bench.shape("0.6B"), rows=2, longest=64) as dummy:
         loop = Loop(dummy, 0)
-        loop.run([Add(id=1, tokens=[999_999], params=Sampling(max_tokens=2))])
+        loop.run([AddRequest(id=1, tokens=[999_999], params=Sampling(max_tokens=2))])
         assert loop.answers[1].ends == 1 and loop.answers[1].finish.startswith("failed: ")
 
 

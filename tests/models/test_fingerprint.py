@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.fingerprint import digest_weights
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 
 def write(folder: Path, tensors: dict[str, Tensor], load_format: str = "auto") -> str:

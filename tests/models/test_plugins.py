@@ -14,9 +14,9 @@ from models import plugins
 from models.checkpoint.files import open_source, weight_files
 from models.fingerprint import digest_weights
 from models.plugins import Registrations, load, register_model, registered, use_registrations
-from models.weight_pieces import WeightsError
-from server.options.option_table import OptionError
-from server.options.server_options import parse
+from models.weight_slices import WeightsError
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import parse
 
 MODULE = "class Thing:\n    def logits(self):\n        return None\n"
 

@@ -10,7 +10,7 @@ from fake_client import FakeClient
 
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -19,7 +19,7 @@ from server.commands import (
     is_open_to_others,
     shows_key,
 )
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.run.progress_bar import ProgressDisplay
 
 COMMAND = [sys.executable, "-c", "from server.main import main; main()"]

@@ -16,7 +16,7 @@ from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
 from server.frontend.frontend import Frontend
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 TEXT = ("/v1/completions", {"prompt": "hi"})
 TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})

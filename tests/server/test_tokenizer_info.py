@@ -8,7 +8,7 @@ import pytest
 
 from server.app import create_app
 from server.frontend.frontend import Frontend
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.requests import checkpoint_facts
 
 GetReady = Callable[..., Awaitable[Frontend]]

@@ -11,7 +11,7 @@ from sizes import engine_config
 from engine_core.adapters.messages import Adapter, AdapterState
 from engine_core.engine import Engine
 from engine_core.features.adapters.adapter_table import AdapterTable
-from engine_core.protocol import Add, Failed, Output, Tokens
+from engine_core.protocol import AddRequest, Failed, Output, Tokens
 from worker.calls.messages import WorkerCall
 from worker.protocol import Sampling
 
@@ -67,7 +67,9 @@ class Bench:
 
     def add(self, id: int, by: Adapter | None, tokens: list[int] = PROMPT, most: int = 4, **of: Any) -> None:
         digest = "" if by is None else by.digest
-        self.engine.add(0, Add(id=id, tokens=tokens, params=Sampling(max_tokens=most), adapter=digest, **of))
+        self.engine.add(
+            0, AddRequest(id=id, tokens=tokens, params=Sampling(max_tokens=most), adapter=digest, **of)
+        )
 
     def step(self) -> None:
         for output in self.engine.step(wait=False).get(0, []):

@@ -15,7 +15,7 @@ from sizes import worker_config
 
 from models.config import read_config
 from models.conversion.conversion_choice import resolve_conversion
-from worker import loading
+from worker import model_loading
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.model_variants import describe, model_calls
 from worker.kernels.cuda.operations import cuda_operations
@@ -94,7 +94,7 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
         num_gpu_blocks_override=2048,
         lora=LORA,
     )
-    loading.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
+    model_loading.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
     with opened(config, MetaCuda(512, card)) as (runner, calls):
         while runner.prepare():
             pass

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.answers.answer_reader import AnswerReader
-from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.output_parsing.answer_reader import AnswerReader
+from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.text.chat_template import ChatTemplate
 
 TOOLS = {

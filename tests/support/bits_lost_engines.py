@@ -16,10 +16,10 @@ from bits_traffic import Result, Turn, write_traffic
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.config import Replicas
 from engine_core.engine import Engine
-from engine_core.protocol import Abort, Add, AddMany, Request
+from engine_core.protocol import Abort, AddRequest, AddRequests, Request
 from worker.protocol import Sampling
 
 SUBJECTS = (
@@ -84,9 +84,9 @@ class LosableEngines:
 
     def _send(self, number: int, request: Request) -> None:
         match request:
-            case Add():
+            case AddRequest():
                 self._engines[number].add(0, request)
-            case AddMany(adds):
+            case AddRequests(adds):
                 for add in adds:
                     self._engines[number].add(0, add)
             case Abort(ids):
@@ -138,7 +138,7 @@ class CutProver:
             while len(sent) < len(turns) and random.random() < 0.5:
                 turn, id = turns[len(sent)], len(sent)
                 stream = Stream(id, asyncio.get_running_loop(), pools=not isinstance(turn.params, Sampling))
-                sent.append(InFlight(Add(id, turn.prompt, turn.params), stream))
+                sent.append(InFlight(AddRequest(id, turn.prompt, turn.params), stream))
                 engines.dispatcher.dispatch(sent[-1:])
             for number in engines.missing:
                 if random.random() < 0.5:

@@ -18,12 +18,12 @@ from bits_subjects import MAX_LEN, VOCABULARY, Subject, subjects
 from bits_traffic import Conversation, Result, Turn, write_traffic
 from msgspec import structs
 from ranks import Layout, Ranks, RanksOfTests, make
-from scripted_guesser import ScriptedGuesser, use
+from scripted_speculator import ScriptedGuesser, use
 from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import MakeExecutor
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.sequence import Sequence
 from worker.devices.cpu import Cpu
 from worker.protocol import Pooling, Sampling, TokenLogprobs
@@ -293,7 +293,7 @@ class _Run:
         id, asked = self._requests, planned.conversation[turn]
         self._requests += 1
         self._open[id] = planned, turn, Result()
-        request = Add(id, asked.prompt, asked.params, planned.priority, streams=planned.streams)
+        request = AddRequest(id, asked.prompt, asked.params, planned.priority, streams=planned.streams)
         self._engine.add(0, request)
         if planned.aborted is not None and planned.aborted[0] == turn:
             steps = self._step + planned.aborted[1]

@@ -13,7 +13,7 @@ from bits_subjects import MAX_LEN, VOCABULARY, Subject
 from msgspec import structs
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
+from engine_core.protocol import AddRequest, Admitted, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
 PREFIXES = (30, 150, 300, 530)
@@ -66,7 +66,7 @@ Conversation = list[Turn]
 """Requests of which each begins with the tokens of the one before and its output."""
 
 
-def answers(engine: Engine, requests: Iterable[Add]) -> dict[int, Result]:
+def answers(engine: Engine, requests: Iterable[AddRequest]) -> dict[int, Result]:
     """The results of requests that come at the same time, by id."""
     results: dict[int, Result] = {}
     for request in requests:
@@ -118,7 +118,7 @@ def _choices(random: Random, prefixes: list[list[int]], engine: Engine) -> list[
 
 
 def _turn(engine: Engine, prompt: list[int], params: Sampling | Pooling) -> Turn:
-    truth = answers(engine, [Add(id=0, tokens=prompt, params=params)])[0]
+    truth = answers(engine, [AddRequest(id=0, tokens=prompt, params=params)])[0]
     if truth.vectors is None and not truth.tokens:
         raise ValueError(f"{params} of {len(prompt)} tokens {truth.finish}")
     return Turn(prompt, params, truth)

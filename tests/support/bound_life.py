@@ -14,7 +14,7 @@ from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
+from engine_core.protocol import AddRequest, Failed, OutputsByClient, Tokens
 from worker.protocol import Sampling, StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -110,7 +110,7 @@ class Life:
 
     engine: Engine
     executor: BoundExecutor
-    requests: dict[int, Add] = field(default_factory=dict)
+    requests: dict[int, AddRequest] = field(default_factory=dict)
     languages: dict[int, Language | None] = field(default_factory=dict)
     matchers: dict[int, ToyMatcher] = field(default_factory=dict)
     answers: dict[int, list[Tokens | Failed]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Life:
         scheduler = make_scheduler(config(**options), executor.facts, VOCAB)
         return cls(Engine(READY, scheduler, executor), executor)
 
-    def add(self, request: Add, language: Language | None, slow: frozenset[int] = frozenset()) -> None:
+    def add(self, request: AddRequest, language: Language | None, slow: frozenset[int] = frozenset()) -> None:
         self.requests[request.id], self.languages[request.id] = request, language
         matcher = None
         if language is not None:
@@ -156,7 +156,7 @@ class Life:
         for id, request in self.requests.items():
             self.check_answer(request, self.languages[id], aborted=id in aborted)
 
-    def check_answer(self, request: Add, language: Language | None, *, aborted: bool) -> None:
+    def check_answer(self, request: AddRequest, language: Language | None, *, aborted: bool) -> None:
         *before, last = self.answers[request.id]
         assert all(isinstance(each, Tokens) and each.finish is None for each in before)
         assert isinstance(last, Failed) or last.finish is not None

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
-from worker.disk.block_read import BlockRead
-from worker.disk.disk import Disk
-from worker.disk.host_copies import Mark
+from worker.cache_tiers.block_read import BlockRead
+from worker.cache_tiers.host_copies import Mark
+from worker.cache_tiers.tier import CacheTier
 
 
 class Card:
@@ -138,7 +138,7 @@ class World:
 
         self.steps.run(compare)
 
-    def end(self, store: Disk, read: BlockRead) -> None:
+    def end(self, store: CacheTier, read: BlockRead) -> None:
         """Use what has come of a read."""
         self.reads.remove(read)
         store.end(read, 1.0)

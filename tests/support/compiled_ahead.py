@@ -18,7 +18,7 @@ from machine_code import compile_ahead, faults
 from models.config import read_config
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.model_variants import model_calls, one_of_each
-from worker.kernels.cuda.launch import Call
+from worker.kernels.cuda.launch import KernelLaunch
 from worker.kernels.cuda.operations import cuda_operations
 from worker.options import LoraOptions
 
@@ -26,7 +26,7 @@ PROCESSORS = 132
 LORA = LoraOptions(enable_lora=True)
 
 
-def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool) -> list[Call]:
+def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool) -> list[KernelLaunch]:
     """What a model starts; one in fp8, where torch's products of 8 bits are right, and where they are not."""
     config, types = read_config(folder), [getattr(torch, cache) for cache in caches]
     given = (config, folder, torch.bfloat16, capability)

@@ -16,8 +16,8 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE
 
 from engine_core.engine import Engine
-from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.protocol import Add, Tokens
+from engine_core.features.speculation.model_speculator import ModelSpeculator
+from engine_core.protocol import AddRequest, Tokens
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Sampling, TokenLogprobs
 
@@ -46,32 +46,32 @@ class Drafted:
 @contextmanager
 def asked_at_random(random: Random) -> Iterator[Drafted]:
     """Let engines ask drafters for up to MOST guesses, whatever pays, and note these."""
-    drafted, offer = Drafted(), ModelGuesser.offer
+    drafted, offer = Drafted(), ModelSpeculator.offer
     chosen: dict[tuple[int, ...], dict[Sequence, int]] = {}
 
-    def lengths(self: ModelGuesser, seqs: list[Sequence]) -> dict[Sequence, int]:
+    def lengths(self: ModelSpeculator, seqs: list[Sequence]) -> dict[Sequence, int]:
         """The same while no token lands: it is asked twice."""
         key = tuple(len(seq.tokens) for seq in seqs)
         if key not in chosen:
             chosen[key] = {seq: random.randint(0, MOST) for seq in seqs if seq in self._drafted}
         return {seq: count for seq, count in chosen[key].items() if count and seq in seqs}
 
-    def offered(self: ModelGuesser, seq: Sequence, guesses: list[int]) -> None:
+    def offered(self: ModelSpeculator, seq: Sequence, guesses: list[int]) -> None:
         drafted.drafts.append((list(seq.tokens), list(guesses)))
         offer(self, seq, guesses)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelGuesser, "lengths", lengths)
-        patch.setattr(ModelGuesser, "offer", offered)
+        patch.setattr(ModelSpeculator, "lengths", lengths)
+        patch.setattr(ModelSpeculator, "offer", offered)
         yield drafted
 
 
-def requests(random: Random, **options: Any) -> list[Add]:
+def requests(random: Random, **options: Any) -> list[AddRequest]:
     """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
     shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
     prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
     return [
-        Add(
+        AddRequest(
             id=id,
             tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
             params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
@@ -96,7 +96,9 @@ def opened(model: Path, drafter: Path | None = None, make: Any = None, **options
 Answer = tuple[list[int], list[TokenLogprobs]]
 
 
-def answer(engine: Engine, requests: list[Add], between: Callable[[], object] | None = None) -> list[Answer]:
+def answer(
+    engine: Engine, requests: list[AddRequest], between: Callable[[], object] | None = None
+) -> list[Answer]:
     """The tokens and logprobs of requests that come one after the other, while those before them run."""
     told: dict[int, list[Any]] = {}
     for request in requests:

@@ -16,7 +16,7 @@ from server.access.keyring import Access
 from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.http import endpoint
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.reading.endpoint_table import BY_PATH
 from server.reading.prompts import ReadingOptions
 

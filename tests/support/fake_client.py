@@ -11,9 +11,9 @@ import numpy as np
 from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions, Stream
-from engine_core.client.orders import Orders
+from engine_core.client.operator_commands import OperatorCommands
 from engine_core.client.replica import EndCode, Replica, Stalled
-from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.replica_routing import ReplicaTable
 from engine_core.config import Replicas
 from engine_core.engine_stats import Stats
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Tokens
@@ -62,7 +62,7 @@ class FakeClient:
         """The orders that the operator has given."""
         self.cannot_wake = ""
         self._table = ReplicaTable(Replicas(), 1)
-        self.orders = Orders(self._table, self._obey)
+        self.orders = OperatorCommands(self._table, self._obey)
         self._numbers = count(1 << 40)
 
     def _obey(self, number: int, order: Request) -> None:

@@ -21,7 +21,7 @@ from fake_client import FakeClient
 from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.client.orders import Orders
+from engine_core.client.operator_commands import OperatorCommands
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.prompt_media import Media
@@ -36,18 +36,18 @@ from server.grammars.form_grammar import AnswerGrammar
 from server.helpers.job_queue import Helpers
 from server.http import error_answers
 from server.http.error_answers import Status
-from server.media.kept_items import Item as MediaItem
+from server.media.media_cache import KeptItem as MediaItem
+from server.media.media_reader import MediaReader
 from server.media.prompt import NO_MEDIA, LaidMedia, as_media
-from server.media.reader import MediaReader
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
 from server.reading.body_job import Answer, read_body
 from server.reading.body_table import BY_NAME, Reading
 from server.reading.long_bodies import ReadBody, opened
 from server.reading.prompts import ReadingContext, ReadingOptions
-from server.requests.pooling import Item
-from server.requests.sampling import SamplingParams
+from server.requests.pooling import PooledText
+from server.requests.sampling_params import SamplingParams
 from server.text.chat_template import ChatTemplate
 from server.text.detokenizer import byte_level_table
 from server.text.tokenizer import TokenIds, Tokenizer, unpack
@@ -149,7 +149,7 @@ class FakeFrontend:
     transcriber: Any = None
     helpers: Helpers = field(default_factory=Helpers)
     folder: Path = Path("/nowhere")
-    orders: Orders = field(default_factory=lambda: FakeClient().orders)
+    orders: OperatorCommands = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = error_answers.READY
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
@@ -163,11 +163,11 @@ class FakeFrontend:
     """Whether it says so before the first message."""
     asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = field(default_factory=list)
     """The prompt, the sampling and the other arguments of each call of generate."""
-    answer_of: Callable[[Item], Vectors] = lambda item: vectors([len(item.tokens), -1.5])
+    answer_of: Callable[[PooledText], Vectors] = lambda item: vectors([len(item.tokens), -1.5])
     """A function from an item to its vectors."""
     pool_errors: list[ApiError] = field(default_factory=list)
     """Errors, each of which is raised once instead of an answer."""
-    pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
+    pooled: list[tuple[list[PooledText], dict[str, object]]] = field(default_factory=list)
     """The items and the other arguments of each call of pool."""
     pooled_media: list[tuple[Media, ...]] = field(default_factory=list)
     """The media of each item of the last call of pool."""
@@ -286,7 +286,7 @@ class FakeFrontend:
 
     async def pool(
         self,
-        items: Sequence[Item],
+        items: Sequence[PooledText],
         *,
         request_id: str = "",
         replica: int | None = None,
@@ -296,7 +296,7 @@ class FakeFrontend:
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
         rest = {**options, "request_id": request_id, "replica": replica}
-        items = [Item(unpack(item.tokens), item.params, item.media) for item in items]
+        items = [PooledText(unpack(item.tokens), item.params, item.media) for item in items]
         self.pooled_media = [as_media(item.media, media_items) for item in items]
         self.pooled.append((list(items), rest))
         self.running += 1

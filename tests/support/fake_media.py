@@ -9,7 +9,7 @@ from itertools import count
 from zlib import crc32
 
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.buffers import Buffer
 from worker.protocol import MediaPlace, NewSeq, Runs, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
@@ -32,7 +32,7 @@ def embeddings_of(pixels: Buffer, number: int) -> list[int]:
     return [crc32(bytes(pixels.data) + bytes([index])) for index in range(number)]
 
 
-def seen_tokens(add: Add) -> list[int]:
+def seen_tokens(add: AddRequest) -> list[int]:
     """The tokens of a request with the embeddings of its media in their places."""
     tokens = list(add.tokens)
     for media in add.media:

@@ -2,7 +2,7 @@
 
 import sys
 
-from engine_core import process
+from engine_core import engine_main
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ReportPhase
 from engine_core.ranks.layout import rank_places
@@ -18,4 +18,4 @@ def executor(config: WorkerConfig, report: ReportPhase) -> RanksExecutor:
 
 
 if __name__ == "__main__":
-    sys.exit(process.main(executor))
+    sys.exit(engine_main.main(executor))

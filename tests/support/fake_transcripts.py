@@ -23,9 +23,9 @@ from transcripts import Case, answer_of, asking, keep, request_of
 from server import errors
 from server.frontend.text_output import Delta
 from server.model_facts import Facts
-from server.options.server_options import parse
-from server.requests.pooling import Item
-from server.requests.sampling import SamplingParams
+from server.options.parse_server_options import parse
+from server.requests.pooling import PooledText
+from server.requests.sampling_params import SamplingParams
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Sampling
 
@@ -65,7 +65,7 @@ class Noted(FakeFrontend):
         self.noted.append(_note(tokens, [_params(one) for one in found], options))
         return stream
 
-    async def pool(self, items: Sequence[Item], **options: Any) -> Any:
+    async def pool(self, items: Sequence[PooledText], **options: Any) -> Any:
         found = await super().pool(items, **options)
         for item in self.pooled[-1][0]:
             self.noted.append(_note(item.tokens, [_params(item.params)], options))

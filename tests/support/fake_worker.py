@@ -20,14 +20,14 @@ from pathlib import Path
 import zmq
 from fake_adapters import CalledBefore, FakeAdapters
 from fake_cache import FakeCache, entries_of, sum_up
-from fake_guesses import bounds_of, nearest, run_drafter, run_rows
+from fake_drafts import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_sources import FakeSources
 from fake_states import FakeStates
 from fake_steps import DueStep, Landed, SlowStep
 from no_calls import NoCalls
 
-from engine_core import process
+from engine_core import engine_main
 from engine_core.executor import ExecutorDead
 from worker.calls.messages import WorkerCall
 from worker.config import WorkerConfig
@@ -344,4 +344,4 @@ class FakeExecutor(NoCalls):
 
 
 if __name__ == "__main__":
-    sys.exit(process.main(FakeExecutor))
+    sys.exit(engine_main.main(FakeExecutor))

@@ -98,11 +98,11 @@ class LiveServer:
 
     def engine_pids(self) -> list[int]:
         """The process ids of the engines, in the order in which they were started."""
-        return self._running(b"engine_core.process")
+        return self._running(b"engine_core.engine_main")
 
     def api_pids(self) -> list[int]:
         """The process ids of the API processes, in the order in which they were started."""
-        return self._running(b"server.run.api_process")
+        return self._running(b"server.run.api_main")
 
     def rank_pids(self) -> list[int]:
         """The process ids of ranks that have processes of their own, in the order of their start."""

@@ -18,7 +18,7 @@ from triton.runtime import driver
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
 from worker.kernels.cuda.compiling.model_variants import OtherRanks, describe, one_of_each
-from worker.kernels.cuda.launch import Call
+from worker.kernels.cuda.launch import KernelLaunch
 
 SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 """Shared memory of a block of threads, by compute capability."""
@@ -123,7 +123,7 @@ class NoDevice:
         return 0
 
 
-def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
+def compile_ahead(calls: Sequence[KernelLaunch], capability: int, threads: int = 1) -> Iterator[Compiled]:
     """Compile these calls' variants for a compute capability such as 90, in their order.
 
     Nothing can be computed on a device in this process afterwards.
@@ -134,14 +134,14 @@ def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> I
 
 
 def calls_of_ranks(
-    make_calls: Callable[..., list[Call]],
+    make_calls: Callable[..., list[KernelLaunch]],
     ranks: int,
     stages: int = 1,
     *,
     whole_experts: bool = False,
     replicas: int = 1,
     transport: Transport = "allgather_reducescatter",
-) -> list[Call]:
+) -> list[KernelLaunch]:
     """The calls that so many ranks of each stage make, one for each variant.
 
     `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
@@ -166,5 +166,5 @@ def calls_of_ranks(
     return one_of_each(call for place in places for call in make_calls(parallel=place))
 
 
-def _compile(call: Call) -> Compiled:
+def _compile(call: KernelLaunch) -> Compiled:
     return inspect(describe(call), call.prepare())

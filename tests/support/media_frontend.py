@@ -10,7 +10,7 @@ from fake_frontend import VOCAB_SIZE, FakeFrontend, byte_tokenizer
 from media_files import QWEN_CONFIG, QWEN_SETTINGS, media_files, noise, saved
 from model_facts import changed
 
-from server.media.reader import MediaReader
+from server.media.media_reader import MediaReader
 from server.options.media_options import MediaOptions
 
 PAD = VOCAB_SIZE

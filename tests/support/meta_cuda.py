@@ -16,7 +16,7 @@ from worker.config import WorkerConfig
 from worker.devices.cpu import Cpu
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.draw_kernel import draw, draw_into
-from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.launch import KernelLaunch, taking
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.steps.step_graphs import open_graphs
 from worker.ranks.process_groups import Groups
@@ -69,7 +69,7 @@ class Counted(NoMixing):
 
 
 @contextmanager
-def opened(config: WorkerConfig, device: Cpu) -> Iterator[tuple[Runner, list[Call]]]:
+def opened(config: WorkerConfig, device: Cpu) -> Iterator[tuple[Runner, list[KernelLaunch]]]:
     """A worker on a device, which has taken its first steps, and the kernels that it would start.
 
     A device with memory starts them.
@@ -85,7 +85,7 @@ def opened(config: WorkerConfig, device: Cpu) -> Iterator[tuple[Runner, list[Cal
             self.launch(step)  # no result is read: there may be none
         return ()
 
-    calls: list[Call] = []
+    calls: list[KernelLaunch] = []
     patched = ((runner_module, "open_device", open_device), (Runner, "_warm_up", warm_up))
     before = [getattr(owner, name) for owner, name, _ in patched]
     for owner, name, value in patched:

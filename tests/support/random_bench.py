@@ -7,7 +7,7 @@ from fake_worker import EOS, facts
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.worker_facts import WorkerFacts, blocks_held
 
 WINDOWS = ((0, 5), (0, 9, 9), (7,), (4, 20), (0, 0, 3), (0, 2, 6, 17))
@@ -55,7 +55,7 @@ def random_media(rnd: random.Random, tokens: list[int]) -> tuple[Media, ...]:
 
 def random_bench(
     rnd: random.Random, windows: tuple[int, ...], *, media: bool = False
-) -> tuple[Bench, list[tuple[int, Add]]]:
+) -> tuple[Bench, list[tuple[int, AddRequest]]]:
     """A configuration, and requests that share prefixes, salts, pictures and a tiny alphabet."""
     chunked = rnd.random() < 0.8
     tasks = ["embed", "token_embed"] if windows == (0,) else ["embed"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.launch import KernelLaunch, taking
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ class _Writer(TorchDispatchMode):
         """`captures`: exchanges with other ranks are only written down, as on a card everything is."""
         super().__init__()
         self._captures = captures
-        self.calls: list[_Op | Call] = []
+        self.calls: list[_Op | KernelLaunch] = []
         self.made: dict[int, torch.UntypedStorage] = {}
         """The memory that the work has made, by address."""
         self.found: set[int] = set()
@@ -75,7 +75,7 @@ class _Writer(TorchDispatchMode):
         self.calls.append(_Op(func, args, kwargs, out))
         return out
 
-    def take(self, call: Call) -> None:
+    def take(self, call: KernelLaunch) -> None:
         self._find(_tensors(call.arguments))
         self.calls.append(call)
         with _disable_current_modes():
@@ -89,7 +89,7 @@ class RecordedGraphs:
     """A `Capture`, which knows what was captured, and which of it was replayed, in order."""
 
     def __init__(self) -> None:
-        self.captured: list[list[_Op | Call]] = []
+        self.captured: list[list[_Op | KernelLaunch]] = []
         self.replayed: list[int] = []
         self._pool: list[torch.UntypedStorage] = []
         """The memory of all graphs of this capture."""
@@ -117,7 +117,7 @@ class RecordedGraphs:
             for storage in self._pool:
                 torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
             for call in writer.calls:
-                call.start() if isinstance(call, Call) else call.again()
+                call.start() if isinstance(call, KernelLaunch) else call.again()
 
         return result, replay
 
@@ -131,11 +131,11 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def launches(calls: list[_Op | Call]) -> list[str]:
+def launches(calls: list[_Op | KernelLaunch]) -> list[str]:
     """The names of what a card would launch for these calls: not views, nor memory that is only taken."""
     names: list[str] = []
     for call in calls:
-        if isinstance(call, Call):
+        if isinstance(call, KernelLaunch):
             names.append(call.kernel.fn.__name__)
         elif call.func not in _UNWRITTEN and not _is_view(call):
             names.append(str(call.func))

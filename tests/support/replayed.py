@@ -10,7 +10,7 @@ from bits_traffic import Result, answers
 from sizes import engine_config
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 
 _OPTIONS: dict[str, Any] = {
     "max_num_seqs": 3,
@@ -24,7 +24,12 @@ _OPTIONS: dict[str, Any] = {
 
 
 def run(
-    folder: Path, requests: Sequence[Add], executor: object = None, *, ready: Any = None, **options: Any
+    folder: Path,
+    requests: Sequence[AddRequest],
+    executor: object = None,
+    *,
+    ready: Any = None,
+    **options: Any,
 ) -> tuple[dict[int, Result], int]:
     """All results, and how often a sequence lost its place. `ready` is called when all graphs are made."""
     engine = Engine.start(engine_config(folder, **{**_OPTIONS, **options}), lambda _: None, executor)
@@ -39,7 +44,7 @@ def run(
 
 
 def generated(
-    folder: Path, requests: Sequence[Add], executor: object = None, **options: Any
+    folder: Path, requests: Sequence[AddRequest], executor: object = None, **options: Any
 ) -> tuple[dict[int, list[int]], int]:
     """The tokens of all requests, and how often a sequence lost its place."""
     results, preemptions = run(folder, requests, executor, **options)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from model_facts import WORKER
 from msgspec.structs import replace
 
-from engine_core.features.guesses.guesser import Guesser
-from engine_core.options.guess_options import GuessOptions
-from engine_core.protocol import Add
+from engine_core.features.speculation.speculator import Speculator
+from engine_core.options.speculation_options import SpeculationOptions
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.sequence import Record, Sequence
-from engine_core.scheduling.step_time import StepTime
+from engine_core.scheduling.step_time_estimate import StepTime
 from worker.protocol import Sampling
 
 Text = tuple[list[int], list[int]]
@@ -33,7 +33,7 @@ def small_bf16(rows: int) -> float:
 
 def sequence(id: int, prompt: list[int], most: int = 1000, **asked: object) -> Sequence:
     """A sequence that has not begun to decode."""
-    request = Add(id, list(prompt), Sampling(max_tokens=most), **asked)  # pyright: ignore[reportArgumentType]
+    request = AddRequest(id, list(prompt), Sampling(max_tokens=most), **asked)  # pyright: ignore[reportArgumentType]
     return Sequence((0, id), request, (0, 0.0, id), len(prompt) + most, Owner(""), Record(0.0))
 
 
@@ -46,18 +46,18 @@ def none_forced(seq: Sequence) -> list[int]:
 
 def guesser(
     method: str = "ngram", most: int = 8, most_rows: int = 64, forced: Forced = none_forced, **options: object
-) -> Guesser:
+) -> Speculator:
     """A guesser of a worker on a CPU, whose first line of costs is that of its warm-up."""
-    given = GuessOptions(method=method, most=most, **options)  # pyright: ignore[reportArgumentType]
+    given = SpeculationOptions(method=method, most=most, **options)  # pyright: ignore[reportArgumentType]
     line = StepTime([(1, 7e-3), (16, 17e-3)])
-    return Guesser(given, replace(WORKER, most_rows=most_rows), line, forced)
+    return Speculator(given, replace(WORKER, most_rows=most_rows), line, forced)
 
 
 @dataclass
 class Replay:
     """Replays texts, so many at once, and counts what that took."""
 
-    guesser: Guesser
+    guesser: Speculator
     seconds_of: Callable[[int], float] = small_bf16
     tokens: int = 0
     steps: int = 0

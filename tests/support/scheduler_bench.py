@@ -13,11 +13,11 @@ from engine_core.features.installed import make_scheduler
 from engine_core.features.media.media_items import MediaItems
 from engine_core.features.media.source_blocks import SourceBlocks
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Pooled, Tokens
+from engine_core.protocol import AddRequest, Admitted, Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key, Place
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
 
@@ -35,18 +35,18 @@ _OF_ADD = (
 )
 
 
-def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
+def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> AddRequest:
     named = {name: changes.pop(name) for name in _OF_ADD if name in changes}
-    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
+    return AddRequest(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
-def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
+def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> AddRequest:
     named = {name: changes.pop(name) for name in _OF_ADD if name in changes}
-    return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
+    return AddRequest(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
 def add_to(
-    scheduler: Scheduler, client: int, request: Add, now: float, matcher: TokenMatcher | None = None
+    scheduler: Scheduler, client: int, request: AddRequest, now: float, matcher: TokenMatcher | None = None
 ) -> Admitted | Failed | None:
     """Add a request whose answer this matcher follows, if there is one."""
     if matcher is None:
@@ -85,12 +85,12 @@ class Bench:
     def sources(self) -> SourceBlocks:
         return self.find(SourceBlocks)
 
-    def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
+    def add(self, request: AddRequest, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += 1
         answer = add_to(self.scheduler, client, request, self.now, matcher)
         self.collect({client: [answer]} if isinstance(answer, Failed) else {})
 
-    def add_all(self, requests: Iterable[Add]) -> None:
+    def add_all(self, requests: Iterable[AddRequest]) -> None:
         for request in requests:
             self.add(request)
 
@@ -98,7 +98,7 @@ class Bench:
         for _ in range(count):
             self.step()
 
-    def serve(self, request: Add, client: int = 0) -> None:
+    def serve(self, request: AddRequest, client: int = 0) -> None:
         """Add a request, and run all that there are."""
         self.add(request, client)
         self.run()

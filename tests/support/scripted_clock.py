@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from scheduler_bench import add, config, pool
 
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.protocol import AddRequest, Admitted, Failed, Pooled, Tokens
+from engine_core.scheduling.planned_step import PlannedStep
 
 STEP, TOKEN = 0.006, 0.0003
 """The seconds of a step, and of each of its tokens."""
@@ -51,10 +51,10 @@ class Clock:
         self.worker = FakeWorker(found)
         self.planned: PlannedStep | None = None
 
-    def add(self, request: Add) -> Admitted | Failed | None:
+    def add(self, request: AddRequest) -> Admitted | Failed | None:
         return self.scheduler.add(0, request, self.now)
 
-    def add_all(self, requests: Iterable[Add]) -> None:
+    def add_all(self, requests: Iterable[AddRequest]) -> None:
         for request in requests:
             self.add(request)
 
@@ -81,9 +81,9 @@ class Clock:
         assert not self.scheduler.live
 
 
-def stream(id: int, prompt: int = 8, max_tokens: int = 200, **changes: object) -> Add:
+def stream(id: int, prompt: int = 8, max_tokens: int = 200, **changes: object) -> AddRequest:
     return add(id, [1 + id % 40] * prompt, max_tokens=max_tokens, streams=True, **changes)
 
 
-def texts(ids: range, length: int = TEXT, **changes: Any) -> list[Add]:
+def texts(ids: range, length: int = TEXT, **changes: Any) -> list[AddRequest]:
     return [pool(id, [id % 40 + 1, id // 40 + 1] * (length // 2), **changes) for id in ids]

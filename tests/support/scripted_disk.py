@@ -8,12 +8,12 @@ from fake_cache import FakeCache
 from fake_states import FakeStates
 from scheduler_bench import Bench
 
-from engine_core.features.disk.disk_prefixes import DiskPrefixes
+from engine_core.features.cache_tiers.stored_prefixes import StoredPrefixes
 from engine_core.features.states.prefix_states import PrefixStates
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.sequence import Place
-from worker.disk.block_read import BlockRead, ReadPace
+from worker.cache_tiers.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
 Entries = list[int | None]
@@ -125,10 +125,10 @@ class DiskBench(Bench):
         hooks = self.scheduler.hooks
         states = hooks.find(PrefixStates)
         self.states = None if states is None else states.pool
-        self.prefixes = DiskPrefixes(self.scheduler, self.scripted, self.states)
+        self.prefixes = StoredPrefixes(self.scheduler, self.scripted, self.states)
         hooks.install((self.prefixes, *hooks.features))
 
-    def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
+    def add(self, request: AddRequest, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += _STEP - 1
         super().add(request, client, matcher)
 

@@ -22,8 +22,8 @@ from sizes import engine_config
 from engine_core.engine import Engine
 from engine_core.features.installed import make_scheduler
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
-from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.protocol import AddRequest, Failed, OutputsByClient, Tokens
+from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.peers import Peers
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -135,7 +135,7 @@ class Group:
     def _all_begun(self, number: int) -> bool:
         return all(len(executor.steps) > number for executor in self.executors)
 
-    def add(self, index: int, request: Add, matcher: TokenMatcher | None = None) -> None:
+    def add(self, index: int, request: AddRequest, matcher: TokenMatcher | None = None) -> None:
         engine = self.engines[index]
         engine.add(0, request) if matcher is None else engine.intake.add(0, request, matcher)
 

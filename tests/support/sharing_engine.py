@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fake_worker import KILLS_PROCESS, FakeWorker, Landed, facts
 
-from engine_core import process as engine_process
+from engine_core import engine_main as engine_process
 from engine_core.ranks.rank_groups import LocalRanks
 from worker.config import WorkerConfig
 from worker.protocol import StepBounds, StepInput

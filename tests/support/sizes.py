@@ -7,7 +7,7 @@ from msgspec import structs
 from engine_core.config import EngineConfig
 from models.config import ModelConfig
 from models.conversion.conversion_choice import Conversion
-from server.options.option_table import assemble
+from server.options.option_parsing import assemble
 from worker.config import WorkerConfig
 from worker.options import LoraOptions, WorkerOptions
 

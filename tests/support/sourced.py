@@ -6,7 +6,7 @@ from typing import Any
 from sizes import engine_config
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 
 Found = dict[int, tuple[list[int], list[float]]]
 """The type of the tokens and logprobs of each request."""
@@ -14,7 +14,7 @@ Found = dict[int, tuple[list[int], list[float]]]
 
 def answer_all(
     folder: Path,
-    requests: list[Add],
+    requests: list[AddRequest],
     at_once: int = 99,
     told: list[list[float]] | None = None,
     **options: Any,

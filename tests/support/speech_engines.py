@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from server.speech.engine import Draw, Drawn, Piece, SpeechText
+from server.speech.speech_model import Draw, Drawn, Piece, SpeechText
 from server.speech.vocabulary import SpeechTokens
 
 KNOWN = SpeechTokens(

@@ -9,12 +9,12 @@ from speech_engines import Script, ScriptedEngine
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.frontend.transcriber import Transcriber
-from server.media.audio.decoding import decode_audio
+from server.media.audio.audio_decoding import decode_audio
 from server.media.audio.recordings import Recording, TemporaryPath, write_features
 from server.model_facts import TRANSCRIPTION, Facts
-from server.speech.asked import Asked
-from server.speech.engine import Draw, Piece, SpeechText
-from server.speech.job import Job
+from server.speech.speech_model import Draw, Piece, SpeechText
+from server.speech.transcribe import TranscriptionJob
+from server.speech.transcription import Asked
 from server.speech.vocabulary import SpeechTokens
 from server.text.tokenizer import Tokenizer
 
@@ -89,10 +89,10 @@ class FakeTranscriber(Transcriber):
         tokenizer: Tokenizer,
         admission: Admission,
         options: Callable[[], AddOptions],
-    ) -> Job:
+    ) -> TranscriptionJob:
         self.asked.append(asked)
         assert not options().get("salt")
-        return Job(self.engine, self.known, recording, asked, admission.count)
+        return TranscriptionJob(self.engine, self.known, recording, asked, admission.count)
 
 
 def let_transcribe(frontend: FakeFrontend, script: Script, **bounds: float) -> FakeTranscriber:

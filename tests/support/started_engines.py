@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
-from engine_core.engine_processes import EngineProcesses
+from engine_core.engine_children import EngineProcesses
 from engine_core.protocol import Failed, Tokens
 
 Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]

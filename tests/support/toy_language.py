@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from fake_guesses import nearest
+from fake_drafts import nearest
 from fake_worker import VOCAB, allowed_ids, text_after
 
 from engine_core.grammar.matcher import GrammarError, TokenMatcher

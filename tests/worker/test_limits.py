@@ -14,7 +14,7 @@ from models.quantization.config import MADE_ON_LOADING, METHODS
 from worker.capacity import WorkerLimits
 from worker.devices.cpu import Cpu
 from worker.limits import fit_whole_sequences, resolve_limits, take_less
-from worker.options import Doc, WorkerOptions
+from worker.options import OptionDoc, WorkerOptions
 
 
 def test_sizes_by_default() -> None:
@@ -115,7 +115,7 @@ def test_states_hold_texts_of_any_length() -> None:
 
 def test_every_method_of_checkpoints_can_be_named() -> None:
     hint = get_type_hints(WorkerOptions, include_extras=True)["quantization"]
-    (doc,) = [entry for entry in hint.__metadata__ if isinstance(entry, Doc)]
+    (doc,) = [entry for entry in hint.__metadata__ if isinstance(entry, OptionDoc)]
     assert {*METHODS, *MADE_ON_LOADING} <= set(doc.choices)
 
 

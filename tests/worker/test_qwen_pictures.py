@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn_guesses import Draft, Writer, Written, hidden_of, none, partly_right
+from drawn_drafts import Draft, Writer, Written, hidden_of, none, partly_right
 from opened import feature_of, open_runner
 from pictured import Engine, Prompt, Prompts, assert_answers
 from qwen_pictured import FIELDS, OUTPUT, Pictured

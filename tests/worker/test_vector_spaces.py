@@ -20,13 +20,13 @@ from tiny import tiny_checkpoint
 from models.config import read_config
 from models.pooling.config import read_pooling
 from models.pooling.pooler import Pooler
-from server.api.pooling_bodies import EmbeddingRequest, PoolingRequest
-from server.api.tei import EmbedAllRequest, EmbedRequest
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.reading.body_table import read_texts
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.checkpoint_facts import find_facts, open_tokenizer
 from server.requests.spaces import find_space
+from server.schemas.pooling_bodies import EmbeddingRequest, PoolingRequest
+from server.schemas.tei import EmbedAllRequest, EmbedRequest
 from worker.config import Place
 from worker.devices.fingerprint import find_digests
 from worker.devices.selection import choose_dtype, open_device

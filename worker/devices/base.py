@@ -16,9 +16,9 @@ from torch import Tensor
 from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.cache_tiers.host_copies import HostCopies
 from worker.capacity import CacheBudget
 from worker.config import WorkerConfig
-from worker.disk.host_copies import HostCopies
 from worker.host.memory import Pages
 from worker.ranks.process_groups import Group, Groups, Membership
 from worker.sampling.grouped_logits import Scan

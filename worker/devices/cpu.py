@@ -12,10 +12,10 @@ from torch import Tensor
 
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.cache_tiers.host_copies import AtOnce, HostCopies, make_copies
 from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
-from worker.disk.host_copies import AtOnce, HostCopies, make_copies
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import Pages, PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary

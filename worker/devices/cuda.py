@@ -25,11 +25,11 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
+from worker.cache_tiers.host_copies import HostCopies, make_copies
 from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
 from worker.devices.pinned import CudaLane, pin, pinned_upload
-from worker.disk.host_copies import HostCopies, make_copies
 from worker.host.memory import Pages
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
@@ -43,7 +43,7 @@ from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 
 if TYPE_CHECKING:
-    from worker.kernels.cuda.launch import Call
+    from worker.kernels.cuda.launch import KernelLaunch
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +147,9 @@ class Cuda:
             self._card = replace(self._card, scaled_mm=False)
             self.kernels = cuda_operations(self._card, fp8=self._fp8)
         uses = Uses(*[(8, E4M3)] * self._fp8)
-        calls: list[Call] = []
+        calls: list[KernelLaunch] = []
 
-        def trace() -> Sequence[Call]:
+        def trace() -> Sequence[KernelLaunch]:
             """Take steps without a device; returns the calls that prove what they need."""
             if config.options.model_impl != "transformers":
                 model = msgspec.structs.replace(config.model, warnings=())  # the log has them later

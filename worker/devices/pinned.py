@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.disk.host_copies import Mark
+from worker.cache_tiers.host_copies import Mark
 from worker.host.machine import usable_cores
 
 BUFFER_BYTES = 64 << 20

@@ -9,17 +9,17 @@ from models.layers.state import state_layers
 from models.towers.model import find_tower
 from worker.devices.fingerprint import find_digests
 from worker.features.adapters.adapted import hold_adapters
-from worker.features.bounds.step_bounds import Bounds
-from worker.features.disk.disk_records import DiskRecords
+from worker.features.cache_tiers.cache_records import CacheRecords
 from worker.features.experts.shared_experts import SharedExperts
-from worker.features.guesses.drafts import load_drafter
-from worker.features.guesses.guess_rows import Guesses
+from worker.features.grammar.step_bounds import Bounds
 from worker.features.media.media import Media
 from worker.features.media.sources import Sources
 from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts, StoredTexts
 from worker.features.processors.custom_processors import Processors
+from worker.features.speculation.draft_rows import Speculation
+from worker.features.speculation.drafts import load_drafter
 from worker.features.states.state_steps import States
-from worker.loading import Loaded
+from worker.model_loading import Loaded
 from worker.steps.feature import Feature, Hooks
 from worker.tasks import pools, samples, whole_tasks
 
@@ -38,7 +38,7 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
         states = States(layers, config, device, dtype, loaded.stage, minimum)
     if asked.kv_cache_dir is not None or asked.kv_offloading_size is not None:
         # The first that takes memory; its files hold what the others keep.
-        features.append(DiskRecords(config, device, lambda: states and states.memory))
+        features.append(CacheRecords(config, device, lambda: states and states.memory))
     features += [each for each in (media, states) if each is not None]
     if (source := find_source_model(model.modules())) is not None:
         dtypes = dtype, loaded.cache_dtype
@@ -55,7 +55,7 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
             states is None or states.keeps_guesses,
             config.drafter.most if config.drafter else 0,
         )
-        features.append(Guesses(takes_some=takes_some, drafts=most, samples=samples(loaded.tasks)))
+        features.append(Speculation(takes_some=takes_some, drafts=most, samples=samples(loaded.tasks)))
     if (drafts := load_drafter(config, loaded.options, device, model, report)) is not None:
         features.append(drafts)  # behind states and guesses, for it reads what holds
     if samples(loaded.tasks):

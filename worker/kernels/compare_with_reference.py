@@ -17,7 +17,7 @@ from torch import Tensor
 from models.context import ForwardContext, StateRows
 from models.ops import SPECIFIED, encoder_ops, latent_ops
 from models.ops.attention_inputs import HeadPrep
-from models.ops.expert_ops import WITHOUT_GATES, Routing
+from models.ops.expert_routing_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
 from models.state_rows import NOWHERE, StateRow, state_columns

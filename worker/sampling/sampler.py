@@ -11,9 +11,9 @@ from torch import Tensor
 
 from worker.sampling.grouped_logits import GroupedLogits, Scan, slice_rows
 from worker.sampling.logprobs import LogprobPlan, logprob_table, told_logprobs
-from worker.sampling.masks import Masks, plan_masks
 from worker.sampling.penalties import Penalties, plan_penalties
 from worker.sampling.timestamps import TimestampRules, plan_timestamps
+from worker.sampling.token_bias import Masks, plan_masks
 from worker.sampling.top_k_top_p import Draw, Draws, plan_draws
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet

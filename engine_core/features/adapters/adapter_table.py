@@ -27,13 +27,13 @@ from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
 from engine_core.features.adapters.known_adapters import (
     AdapterLoad,
-    Call,
     KnownAdapter,
-    QueuedRequest,
+    PendingCall,
+    RequestForAdapter,
     idlest,
 )
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 from worker.calls.messages import (
     DROP_ADAPTER,
     ENTER_ADAPTER,
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterTable:
-    def __init__(self, most: int, call: Callable[[str, list[Any]], Call]) -> None:
+    def __init__(self, most: int, call: Callable[[str, list[Any]], PendingCall]) -> None:
         """The workers have room for `most` adapters at a time; `call` has every worker run a method."""
         self._most, self._call = most, call
         self._names: dict[str, Adapter] = {}
@@ -69,10 +69,10 @@ class AdapterTable:
         self._wanted: dict[KnownAdapter, None] = {}
         """The adapters that are to be loaded, in the order in which they were asked for."""
         self._loading: AdapterLoad | None = None
-        self._drops: deque[tuple[Call, int]] = deque()
+        self._drops: deque[tuple[PendingCall, int]] = deque()
         """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
         is read beside steps, and might be read before."""
-        self._queued: dict[Key, QueuedRequest] = {}
+        self._queued: dict[Key, RequestForAdapter] = {}
         self._asleep, self._loads = False, PlainHistogram(REARRANGEMENT_SECONDS)
         self._uses = self._passed = self._running = 0
         self._patience = 0.0
@@ -121,18 +121,20 @@ class AdapterTable:
 
     # Requests.
 
-    def refusal(self, request: Add) -> Failed | None:
+    def refusal(self, request: AddRequest) -> Failed | None:
         """Why a request cannot run, if its adapter is not known."""
         if request.adapter in self._known:
             return None
         return Failed(request.id, 503, "its adapter has been unloaded meanwhile: send the request again")
 
-    def facts_of(self, request: Add, base: WorkerFacts) -> WorkerFacts:
+    def facts_of(self, request: AddRequest, base: WorkerFacts) -> WorkerFacts:
         """The facts of the model by which a request is checked: its adapter may do tasks of its own."""
         known = self._known.get(request.adapter)
         return base if known is None or known.told is None else adapted_facts(base, known.told)
 
-    def enter(self, client: int, request: Add, matcher: TokenMatcher | None, rank: int = 0) -> bool | Failed:
+    def enter(
+        self, client: int, request: AddRequest, matcher: TokenMatcher | None, rank: int = 0
+    ) -> bool | Failed:
         """Whether a request can run now. If not, it stays here, and `leave` returns it when it can."""
         known, key = self._known[request.adapter], (client, request.id)
         if key in self._queued:
@@ -144,13 +146,13 @@ class AdapterTable:
                 self._close_one()
             return True
         known.rank = min(known.rank, rank) if known.waiting else rank
-        self._queued[key] = QueuedRequest(client, request, matcher, known)
+        self._queued[key] = RequestForAdapter(client, request, matcher, known)
         known.waiting += 1
         if not known.number:
             self._want(known)
         return False
 
-    def leave(self) -> list[QueuedRequest]:
+    def leave(self) -> list[RequestForAdapter]:
         """The requests whose adapter is there now, which are not here any more."""
         able = [key for key, queued in self._queued.items() if queued.known.takes_requests]
         return [self._take_out(key) for key in able]
@@ -369,7 +371,7 @@ class AdapterTable:
             self._failed.append((queued.client, Failed(queued.request.id, 503, message)))
         self._forget_unused(known)
 
-    def _take_out(self, key: Key) -> QueuedRequest:
+    def _take_out(self, key: Key) -> RequestForAdapter:
         queued = self._queued.pop(key)
         queued.known.waiting -= 1
         return queued

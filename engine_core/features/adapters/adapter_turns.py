@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from engine_core.engine_stats import Stats
 from engine_core.features.adapters.adapter_table import AdapterTable
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import StepBuilder
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import StepBuilder
 from worker.options import LoraOptions
 from worker.protocol import NewSeq
 from worker.worker_facts import WorkerFacts
@@ -42,11 +42,11 @@ class AdapterTurns(Feature):
         self._taken: set[int] = set()
         self._left = self._most
 
-    def rank_of(self, request: Add) -> int:
+    def rank_of(self, request: AddRequest) -> int:
         """The rank of a request among those for other adapters, of which the lowest comes first."""
         return request.priority if self._by_priority else 0
 
-    def facts_of(self, add: Add, facts: WorkerFacts) -> WorkerFacts:
+    def facts_of(self, add: AddRequest, facts: WorkerFacts) -> WorkerFacts:
         return facts if self.table is None else self.table.facts_of(add, facts)
 
     def enter(self, seq: Sequence) -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from engine_core.adapters.messages import Adapter
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.calls.messages import AdapterFacts, WorkerReturn
 
 
-class Call(Protocol):
+class PendingCall(Protocol):
     """What every worker has returned of a call, which may not be there yet."""
 
     def done(self) -> bool: ...
@@ -75,16 +75,16 @@ class AdapterLoad:
     """An adapter that workers read beside steps, and then let steps compute with."""
 
     known: KnownAdapter
-    call: Call
+    call: PendingCall
     since: float
     facts: AdapterFacts | None = None
     """What workers have told of it; None: they are still reading it."""
 
 
 @dataclass(slots=True)
-class QueuedRequest:
+class RequestForAdapter:
     client: int
-    request: Add
+    request: AddRequest
     matcher: TokenMatcher | None
     known: KnownAdapter
     paused: bool = False

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, ExpertStats, PlainHistogram, Stats
 from engine_core.scheduling.feature import Feature
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import Balancedness, StepOutput
 
 

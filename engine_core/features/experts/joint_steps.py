@@ -10,8 +10,8 @@ import time
 from collections import deque
 
 from engine_core.executor import StepFuture
-from engine_core.ranks.joint_steps import JointExecutor
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.ranks.joint_executor import JointExecutor
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.steps_in_flight import StepsInFlight
 from worker.host.progress_page import StepProgress
 from worker.protocol import StepInput, StepOutput

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine_core.protocol import ALONE_TOKENS, Alone, OutputsByClient
+from engine_core.protocol import ALONE_TOKENS, OutputsByClient, RunsAlone
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key, Sequence
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import StepOutput
 
 _TOLD_BEFORE = 0.02
@@ -98,7 +98,7 @@ class Suspects(Feature):
         client, id = self._alone = self._groups[0][0].key
         self._unannounced.remove((client, id))
         self._told = now
-        return {client: [Alone(id=id)]}
+        return {client: [RunsAlone(id=id)]}
 
     def _remove(self, seq: Sequence) -> None:
         self._apart.pop(seq, None)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from math import inf
 
-from engine_core.grammar.guess_bounds import count_fitting, find_bounds
+from engine_core.grammar.draft_bounds import count_fitting, find_bounds
 from engine_core.grammar.matcher import GrammarError, ThinkingMatcher, TokenMatcher, catch_up
-from engine_core.protocol import Add, Admitted, Failed, Finish, OutputsByClient, Tokens
+from engine_core.protocol import AddRequest, Admitted, Failed, Finish, OutputsByClient, Tokens
 from engine_core.scheduling.feature import Feature, Taken
-from engine_core.scheduling.refusals import all_within
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
+from engine_core.scheduling.request_checks import all_within
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Place, Sequence
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import put
 from worker.protocol import Bound, Pooling, SeqStep, StepBounds, StepOutput
 
@@ -37,7 +37,9 @@ class AnswerBounds(Feature):
         self._late: dict[Sequence, bool] = {}
         """The sequences that sit steps out, and whether each goes on by itself: nobody had paused it."""
 
-    def add(self, client: int, request: Add, now: float, matcher: TokenMatcher) -> Admitted | Failed | None:
+    def add(
+        self, client: int, request: AddRequest, now: float, matcher: TokenMatcher
+    ) -> Admitted | Failed | None:
         """Add a request to the core whose answer a matcher follows."""
         self._coming = matcher
         try:
@@ -45,7 +47,7 @@ class AnswerBounds(Feature):
         finally:
             self._coming = None
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         if isinstance(add.params, Pooling) and (add.grammar is not None or add.thinking is not None):
             return "a text that is pooled has no answer: it takes no grammar and no thinking budget"
         if (thinking := add.thinking) is not None:

@@ -6,9 +6,9 @@ from math import prod
 
 from engine_core.config import EngineConfig
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.feature import Feature
-from engine_core.scheduling.refusals import all_within
+from engine_core.scheduling.request_checks import all_within
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
 
@@ -22,7 +22,7 @@ class TextAlone(Feature):
     def __init__(self, *, takes_media: bool, takes_sources: bool) -> None:
         self._takes_media, self._takes_sources = takes_media, takes_sources
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         if add.media and not self._takes_media:
             return "this model is served for text only: send no media"
         if add.source is not None and not self._takes_sources:
@@ -35,7 +35,7 @@ def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:
     return facts.whole_media or config.disable_chunked_mm_input
 
 
-def bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None:
+def bad_media(add: AddRequest, config: EngineConfig, facts: WorkerFacts) -> str | None:
     """Say why the media of a request cannot be computed."""
     count, end = add.prompt_len or len(add.tokens), 0
     for media in add.media:
@@ -85,7 +85,7 @@ def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
     return None
 
 
-def bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
+def bad_source(add: AddRequest, facts: WorkerFacts, vocab_size: int) -> str | None:
     """Say why what the encoder shall read for a request cannot be read."""
     source, most = add.source, facts.source_len
     if source is None:

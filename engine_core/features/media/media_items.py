@@ -18,11 +18,11 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.features.media.media_checks import bad_media, cuts_no_item
 from engine_core.prompt_media import Media, overlapping
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.cache.block_hash import own_salt
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from models.media.item import CLIENT_MADE
 from worker.protocol import Encode, MediaPlace, NewSeq
 from worker.worker_facts import WorkerFacts
@@ -32,7 +32,7 @@ _LEAST_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class MediaItem:
     """A media item of live sequences, or one whose embeddings are held."""
 
     number: int
@@ -70,11 +70,11 @@ class MediaItems(Feature):
         self._begun: bytes | None = None
         """The item, counted among those that are held, of whose layers the steps so far have computed:"""
         self._done = 0
-        self._items: dict[bytes, Item] = {}
-        self._held: OrderedDict[bytes, Item] = OrderedDict()
+        self._items: dict[bytes, MediaItem] = {}
+        self._held: OrderedDict[bytes, MediaItem] = OrderedDict()
         """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
         read longest ago come first, and those that this step reads last."""
-        self._read: set[Item] = set()
+        self._read: set[MediaItem] = set()
         """The items that rows of the step that is being planned read."""
         self._left, self._room = self._per_step, self._most
         """The embeddings that can still be encoded in the step, and those that no row of it has read."""
@@ -82,7 +82,7 @@ class MediaItems(Feature):
 
     # Requests come and go.
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         """Say why the media of a request cannot be what they are said to be, or cannot be computed."""
         if reason := bad_media(add, self._config, self._facts):
             return reason
@@ -94,7 +94,7 @@ class MediaItems(Feature):
                 return "two media items that differ have the same hash"
         return None
 
-    def lacks_room(self, add: Add) -> str | None:
+    def lacks_room(self, add: AddRequest) -> str | None:
         """Say whether the media of live requests would take too many bytes with those of this one."""
         here = {hash for hash, item in self._items.items() if item.media is not None}
         new = {media.hash: len(media.pixels) for media in add.media if media.hash not in here}
@@ -121,7 +121,7 @@ class MediaItems(Feature):
         if item is None:
             self._last_number += 1
             work = 0 if media.kind in CLIENT_MADE else media.embeddings
-            item = self._items[media.hash] = Item(self._last_number, None, media.embeddings, work)
+            item = self._items[media.hash] = MediaItem(self._last_number, None, media.embeddings, work)
         if item.media is None:
             item.media = media
             self.bytes += len(media.pixels)
@@ -180,7 +180,7 @@ class MediaItems(Feature):
         embeddings that are `fitting` into its time. The first one that a step encodes need not fit into the
         budget; nor into the time, where the layers of one cannot be divided among steps."""
         left, room = self._left, self._room
-        new: set[Item] = set()
+        new: set[MediaItem] = set()
         stop = start + count
         for media in overlapping(seq.request.media, start, stop):
             item = self._items[media.hash]
@@ -223,7 +223,7 @@ class MediaItems(Feature):
         self._advance(item, layers)
         return item.work * layers / self._layers
 
-    def _advance(self, item: Item, layers: int) -> None:
+    def _advance(self, item: MediaItem, layers: int) -> None:
         self.partly[item.number] = layers
         self._done += layers
         if self._done == self._layers:
@@ -281,7 +281,7 @@ class MediaItems(Feature):
         self.forget.append(item.number)
         self._let_go(hash, item)
 
-    def _let_go(self, hash: bytes, item: Item) -> None:
+    def _let_go(self, hash: bytes, item: MediaItem) -> None:
         self.embeddings -= item.embeddings
         if not item.users:
             del self._items[hash]

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.features.media.media_checks import bad_source
-from engine_core.protocol import Add, Source
+from engine_core.protocol import AddRequest, Source
 from engine_core.scheduling.cache.block_hash import chain_hash, own_salt, root_hash
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.sequence import Place, Sequence
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from worker.protocol import EncodeSource, NewSeq
 from worker.worker_facts import WorkerFacts
 
@@ -38,7 +38,7 @@ class _Held:
 class _Begun:
     """A source of which steps have computed some layers of the encoder."""
 
-    add: Add
+    add: AddRequest
     """The request for which it was begun."""
     source: Source
     blocks: list[int]
@@ -73,10 +73,10 @@ class SourceBlocks(Feature):
 
     # Requests come and go.
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         return bad_source(add, self._facts, self._vocab_size)
 
-    def lacks_room(self, add: Add) -> str | None:
+    def lacks_room(self, add: AddRequest) -> str | None:
         """Say whether what encoders of live requests read would take too many bytes with that of this one."""
         source = add.source
         if source is None or source.hash in self._live or not self.bytes:
@@ -134,7 +134,7 @@ class SourceBlocks(Feature):
             step.encode(self._encode_partly(seq.request, fitting))
         return 0
 
-    def _may_begin(self, add: Add, fitting: float) -> bool:
+    def _may_begin(self, add: AddRequest, fitting: float) -> bool:
         """Whether a request's source is encoded, or the step has room to encode what is left of it: in its
         budget, and in the positions that are `fitting` into its time. The first one of a step need not fit
         into the budget, nor, where its layers cannot be divided among steps, into the time."""
@@ -148,7 +148,7 @@ class SourceBlocks(Feature):
             return False
         return (first or work <= self._left) and (work <= fitting or (first and not self._layers))
 
-    def _encode_partly(self, add: Add, fitting: float) -> float:
+    def _encode_partly(self, add: AddRequest, fitting: float) -> float:
         """Have layers of the encoder computed for the source of a request that may not begin, as many as fit,
         or for the one that is begun, for which others wait. Returns the positions that they are worth. The
         step must have rows, or it might not be run."""
@@ -196,7 +196,7 @@ class SourceBlocks(Feature):
             media_bytes=stats.media_bytes + self.bytes,
         )
 
-    def _take(self, add: Add, source: Source) -> tuple[list[int], float]:
+    def _take(self, add: AddRequest, source: Source) -> tuple[list[int], float]:
         """The blocks of a request's source, and how many of its positions the step has to encode for it."""
         begun = self._begun
         if (found := self._find(add, source)) is not None:
@@ -221,11 +221,11 @@ class SourceBlocks(Feature):
         self._drop_begun()
         self.pool.withdraw_all()
 
-    def _publish(self, add: Add, source: Source, blocks: list[int]) -> None:
+    def _publish(self, add: AddRequest, source: Source, blocks: list[int]) -> None:
         for block, name in zip(blocks, self._names(add, source), strict=True):
             self.pool.publish(block, name)
 
-    def _is_begun(self, add: Add) -> bool:
+    def _is_begun(self, add: AddRequest) -> bool:
         return self._begun is not None and self._begun.add.salt == add.salt  # which tells the source, too
 
     def _work(self, source: Source, begun: bool) -> float:
@@ -241,13 +241,13 @@ class SourceBlocks(Feature):
     def _count(self, source: Source) -> int:
         return -(-source.length // self._size)
 
-    def _find(self, add: Add, source: Source) -> list[int] | None:
+    def _find(self, add: AddRequest, source: Source) -> list[int] | None:
         if not self._caches:
             return None
         blocks = [self.pool.find(name) for name in self._names(add, source)]
         return [block for block in blocks if block is not None] if None not in blocks else None
 
-    def _names(self, add: Add, source: Source) -> list[bytes]:
+    def _names(self, add: AddRequest, source: Source) -> list[bytes]:
         root = root_hash(add.salt)  # which tells the source, too
         return [chain_hash(root, [index, source.length]) for index in range(self._count(source))]
 

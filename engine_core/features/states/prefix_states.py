@@ -1,8 +1,8 @@
 """Chooses where states are remembered: what a hybrid's layers keep of a sequence, behind some of its blocks.
 
 A cached prefix of such a model ends where both are there: all its blocks, and the state behind the last one.
-There are few places for states (`cache/states.py`), so they are filled where prompts are likely to go on: at
-the end of the first turn, which is the system prompt of a conversation; at the end of the blocks that are
+There are few places for states (`cache/state_pool.py`), so they are filled where prompts are likely to go on:
+at the end of the first turn, which is the system prompt of a conversation; at the end of the blocks that are
 known, where this prompt leaves another; at that of a prompt to be answered, for the next turn; and at that of
 the answer, while it grows.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.scheduling.cache.cache_manager import CacheManager
-from engine_core.scheduling.cache.states import StatePool
+from engine_core.scheduling.cache.state_pool import StatePool
 from engine_core.scheduling.feature import Feature
+from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from models.state_rows import MOST_KEPT
 from worker.protocol import NewSeq, Sampling, SeqStep, StepOutput
 

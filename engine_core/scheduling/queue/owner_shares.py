@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine_core.engine_stats import expected_length
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.queue.work_classes import WorkClass
 
 Call = tuple[int, int]
@@ -124,7 +124,7 @@ class Owners:
         self._reached = [0.0] * len(WorkClass)
         """The count of each class when nobody had work in it any more."""
 
-    def enter(self, request: Add, work_class: WorkClass) -> Owner:
+    def enter(self, request: AddRequest, work_class: WorkClass) -> Owner:
         """The owner of a new request, which has one sequence more from now on."""
         name, weight = request.owner, request.weight
         if name not in self.active:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from engine_core.scheduling.queue.owner_shares import Owners, who_gives_way
-from engine_core.scheduling.queue.waiting import WaitingQueue, order
+from engine_core.scheduling.queue.waiting_queue import WaitingQueue, order
 from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Order, Sequence
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import Pooling
 
 
@@ -24,7 +24,7 @@ WEIGHTS = (16, 8, 1)
 """The time that each class gets in proportion, while all of them have work."""
 
 
-def class_of(request: Add) -> WorkClass:
+def class_of(request: AddRequest) -> WorkClass:
     """The class of a request. A priority above 0 says that it can wait: lower numbers run first."""
     if request.priority > 0:
         return WorkClass.BACKGROUND

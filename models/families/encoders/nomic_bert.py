@@ -22,7 +22,7 @@ from models.layers.mlp import MLP, GatedMLP, activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 _NAMES = LayerNames(
     qkv=("attn.Wqkv",), out="attn.out_proj", attention_norm="norm1", mlp="mlp", mlp_norm="norm2"

@@ -23,7 +23,7 @@ from models.families.encoders.encoder import (
 from models.layers.rotary import Rotary, read_rope
 from models.lora.task_folder import class_names
 from models.model import ModelSetup
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 _NAMES = LayerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

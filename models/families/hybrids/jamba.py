@@ -12,7 +12,7 @@ from models.layers.mamba import ChannelScanSpec
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class JambaFields(DecoderFields, frozen=True, kw_only=True):

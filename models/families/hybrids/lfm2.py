@@ -16,7 +16,7 @@ from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
 from models.layers.short_conv import ShortConvSpec
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 _CONVOLUTION = "conv"
 

@@ -14,7 +14,7 @@ from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class DeepseekV2Fields(DeepSeekExperts, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from models.families.mixtures.glm4_moe import DeepSeekExperts
 from models.layers.experts import SavedExperts
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class Mistral4Rope(GrowthFields, frozen=True):

@@ -10,7 +10,7 @@ from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields,
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class Ernie45MoeFields(DecoderFields, frozen=True, kw_only=True):

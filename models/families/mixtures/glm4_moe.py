@@ -12,7 +12,7 @@ from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):

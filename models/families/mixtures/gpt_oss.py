@@ -9,7 +9,7 @@ from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 _SAVED = SavedExperts(in_one=True, transposed=True, interleaved=True)
 

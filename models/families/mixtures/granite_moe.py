@@ -7,7 +7,7 @@ from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.granite import GraniteFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 _SAVED = SavedExperts(all_gate_up="input_linear.weight", all_down="output_linear.weight", in_one=True)
 

@@ -10,7 +10,7 @@ from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class OlmoeFields(DecoderFields, frozen=True, kw_only=True):

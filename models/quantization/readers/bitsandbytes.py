@@ -14,9 +14,9 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix, from_column
-from models.quantization.readers.pieces import covering, grouped, refuse
+from models.quantization.readers.group_slices import covering, grouped, refuse
 from models.weight_coding import FP4, LEVELS, NF4, Coding
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 MAIN = "weight"
 _STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")

@@ -8,9 +8,9 @@ from torch import Tensor
 from models import ops
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, from_column, sorted_by_group
-from models.quantization.readers.pieces import SCALES, WORD_BITS, covering, grouped, groups_of, refuse
+from models.quantization.readers.group_slices import SCALES, WORD_BITS, covering, grouped, groups_of, refuse
 from models.weight_coding import Coding
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 PACKED, PLAIN = "weight_packed", "weight"
 

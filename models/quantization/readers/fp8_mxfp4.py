@@ -15,9 +15,9 @@ from torch import Tensor
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix, from_column
 from models.quantization.methods.fp8_mxfp4 import MXFP4, fp8_coding
-from models.quantization.readers.pieces import SCALES, covering, grouped, read_one_scale, refuse
+from models.quantization.readers.group_slices import SCALES, covering, grouped, read_one_scale, refuse
 from models.weight_coding import Coding
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 FP8, FP8_KINDS = "weight", ("float8_e4m3fn",)
 FP8_STACK_SCALES = "_scale_inv"

@@ -15,9 +15,9 @@ from torch import Tensor
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Factors, Grouped, from_column, stacked
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES
-from models.quantization.readers.pieces import covering, refuse
+from models.quantization.readers.group_slices import covering, refuse
 from models.weight_coding import Coding
-from models.weight_pieces import Cut
+from models.weight_slices import Cut
 
 MAIN = "weight"
 _SIZES = {size.name: size for size in GGML_TYPES.values()}

@@ -9,7 +9,7 @@ import msgspec
 
 from server.errors import BadRequest
 from server.helpers.messages import FollowOrder
-from server.media.audio.decoding import decode_audio
+from server.media.audio.audio_decoding import decode_audio
 from server.media.audio.recordings import Heard, RecordingOrder, RecordingSetup, open_file, write_features
 from server.media.failures import refused_unless_read
 

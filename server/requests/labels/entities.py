@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from models.pooling.entity_files import EntityFacts
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts, no_task
-from server.requests.pooling import TEXTS_AT_ONCE, Item
+from server.requests.pooling import TEXTS_AT_ONCE, PooledText
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
@@ -53,7 +53,7 @@ class EntityOptions:
 
 def read_entity_texts(
     texts: Sequence[str], labels: Sequence[str], facts: Facts, tokenizer: Tokenizer, *, cut: bool
-) -> tuple[list[Item], list[list[Span]]]:
+) -> tuple[list[PooledText], list[list[Span]]]:
     """The items of the texts that have words, and for each text the characters of its words.
 
     `cut` shortens a text to as many words as the model was trained for, which else is refused.
@@ -64,7 +64,7 @@ def read_entity_texts(
     _check_labels(labels, about)
     before = [part for label in labels for part in (about.ent_token, label)] + [about.sep_token]
     words = [_words(text, index, about, cut=cut) for index, text in enumerate(texts)]
-    items: list[Item] = []
+    items: list[PooledText] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         own = range(first, min(first + TEXTS_AT_ONCE, len(texts)))
         written = [before + [texts[at][slice(*span)] for span in words[at]] for at in own if words[at]]
@@ -102,7 +102,7 @@ def _words(text: str, index: int, about: EntityFacts, *, cut: bool) -> list[Span
 
 def _item(
     ids: list[int], words: list[int | None], labels: int, spans: list[Span], about: EntityFacts
-) -> tuple[Item, list[Span]]:
+) -> tuple[PooledText, list[Span]]:
     """The item of a text, and the characters of those words that have tokens."""
     places: dict[int, Span] = {}
     for at, word in enumerate(words):
@@ -114,7 +114,7 @@ def _item(
     kept = [index for index in range(len(spans)) if first + index in places]
     of_words = [places[first + index] for index in kept]
     params = Pooling(task="ner", spans=(*asked, *of_words), labels=labels)
-    return Item(ids, params), [spans[index] for index in kept]
+    return PooledText(ids, params), [spans[index] for index in kept]
 
 
 def find_entities(

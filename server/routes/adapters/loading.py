@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from server.access.request_state import state_of
 from server.errors import NotFound
-from server.frontend.adapter_orders import load_into, unload_from
+from server.frontend.adapter_commands import load_into, unload_from
 from server.frontend.adapters import InvalidUserInput, ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels

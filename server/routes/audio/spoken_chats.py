@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from server.api.audio.form import LANGUAGES, AudioForm
 from server.errors import BadRequest
+from server.schemas.audio.form import LANGUAGES, AudioForm
 
 Message = dict[str, Any]
 

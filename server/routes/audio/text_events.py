@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from server.api.audio.answers import (
+from server.http.sse import DONE, event
+from server.routes.request_context import EngineCall
+from server.schemas.audio.answers import (
     Choice,
     ChunkUsage,
     DeltaEvent,
@@ -12,8 +14,6 @@ from server.api.audio.answers import (
     SpokenLogprob,
     TokenUsage,
 )
-from server.http.sse import DONE, event
-from server.routes.request_context import EngineCall
 
 
 class TextEvents:

@@ -17,16 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from engine_core.client.in_flight import AddOptions
 from server.access.request_state import state_of
-from server.api.audio import answers
-from server.api.audio.form import (
-    FORM_BYTES,
-    MOST_FIELDS,
-    AudioForm,
-    form_fields,
-    recording_too_large,
-)
-from server.api.fields import invalid_body, unknown_fields
-from server.api.shared_fields import RequestTerms
 from server.errors import BadRequest, refused_if_full
 from server.frontend.frontend import Frontend
 from server.frontend.transcriber import Transcriber
@@ -35,16 +25,26 @@ from server.http.multipart import FormReader
 from server.http.sse import ClientGone, EventStream, json_response, while_connected
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.media.failures import FULL_TEMPORARY
-from server.routes.audio.heard import hear
+from server.routes.audio.chat_transcriptions import hear
 from server.routes.audio.text_events import TextEvents
 from server.routes.request_context import (
     EngineCall,
     admit,
     frontend_of,
 )
-from server.speech.asked import Asked
-from server.speech.job import Job
+from server.schemas.audio import answers
+from server.schemas.audio.form import (
+    FORM_BYTES,
+    MOST_FIELDS,
+    AudioForm,
+    form_fields,
+    recording_too_large,
+)
+from server.schemas.body import invalid_body, unknown_fields
+from server.schemas.sampling_fields import RequestTerms
 from server.speech.subtitles import srt, vtt
+from server.speech.transcribe import TranscriptionJob
+from server.speech.transcription import Asked
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 
 _FORM = TypeAdapter(AudioForm)
@@ -180,7 +180,7 @@ class _Call(EngineCall):
         self.id = self._admission.take_id(self.id)
         self.times.submit()
         tokenizer = self.frontend.tokenizer
-        self._job: Job = transcriber.job(
+        self._job: TranscriptionJob = transcriber.job(
             recording, asked, self.facts, tokenizer, self._admission, self._piece_options
         )
 

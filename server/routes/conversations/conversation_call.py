@@ -18,23 +18,23 @@ from pydantic_core import from_json
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
-from server.answers.answer_format import NO_REASONING, AnswerFormat, behind_thinking
-from server.answers.answer_reader import AnswerReader
-from server.answers.dialects import AUTO
-from server.answers.format_detection import find_format
-from server.answers.unread_text import AnswerPart, CallBegun, Text
-from server.api.chat import ChatRequest
-from server.api.fields import Body
 from server.errors import BadRequest
 from server.frontend.frontend import Delta, Frontend
 from server.grammar_checks.grammar_job import AskedTool, ask_for_calls
 from server.grammars.form_grammar import AnswerGrammar, AskedForm
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
+from server.output_parsing.answer_format import NO_REASONING, AnswerFormat, behind_thinking
+from server.output_parsing.answer_reader import AnswerReader
+from server.output_parsing.format_detection import find_format
+from server.output_parsing.tool_call_dialects import AUTO
+from server.output_parsing.unread_text import AnswerPart, CallBegun, Text
 from server.reading.prompts import Conversation
 from server.reading.system_messages import TOLD_DIALECT
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.routes.generation import GenerationCall, admit_answers
 from server.routes.request_context import config_of, frontend_of, read_texts, with_warnings
+from server.schemas.body import Body
+from server.schemas.chat import ChatRequest
 from server.text.detokenizer import is_mark
 
 FREE_CALLS = (

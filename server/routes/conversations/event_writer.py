@@ -13,10 +13,10 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 from fastapi import Response
 
-from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.errors import ApiError
 from server.frontend.frontend import Delta
 from server.http.sse import StreamForm, json_response
+from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.routes.conversations.conversation_call import ConversationCall, PartReader
 
 Kind = Literal["text", "reasoning", "call"]

@@ -13,7 +13,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.access.request_state import state_of
-from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
@@ -22,6 +21,7 @@ from server.errors import BadRequest, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
+from server.schemas.conversations.responses import ResponsesRequest
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 

@@ -9,9 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from server.api.conversations import anthropic_message as api
-from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
-from server.api.conversations.transcript import seal
 from server.errors import ApiError, anthropic_error
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
@@ -24,6 +21,9 @@ from server.routes.conversations.conversation_call import (
 )
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.request_context import frontend_of, read_texts
+from server.schemas.conversations import anthropic_message as api
+from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
+from server.schemas.conversations.transcript import seal
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 

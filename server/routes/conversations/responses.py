@@ -15,15 +15,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from server.access.request_state import state_of
-from server.answers.answer_reader import CustomToolInput
-from server.api.conversations import responses as api
-from server.api.conversations.transcript import seal
-from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.model_facts import Facts
+from server.output_parsing.answer_reader import CustomToolInput
 from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.conversations.kept_responses import (
@@ -33,6 +30,9 @@ from server.routes.conversations.kept_responses import (
     stream_response,
 )
 from server.routes.request_context import frontend_of, read_texts, request_id, with_warnings
+from server.schemas.conversations import responses as api
+from server.schemas.conversations.transcript import seal
+from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.scores import Entities, EntitiesRequest
 from server.http.endpoint import Endpoint
 from server.reading.body_table import ReadTexts
 from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall, maybe_in_thread
 from server.routes.request_context import read_texts
+from server.schemas.scores import Entities, EntitiesRequest
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from server.api.moderations import ModerationRequest, Moderations
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
@@ -13,6 +12,7 @@ from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
 from server.routes.request_context import frontend_of, read_texts
+from server.schemas.moderations import ModerationRequest, Moderations
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 

@@ -9,15 +9,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from server.answers.unread_text import Arguments, CallBegun, CallEnded, Reasoning
-from server.answers.unread_text import Text as TextPart
-from server.api.logprobs import ChatTokenLogprob, chat_logprobs
-from server.api.ollama import answers as api
-from server.api.ollama.requests import OllamaAnswering, OllamaChatRequest, OllamaGenerateRequest
 from server.errors import OLLAMA, ApiError, error_body
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import StreamForm, encode, json_response
+from server.output_parsing.unread_text import Arguments, CallBegun, CallEnded, Reasoning
+from server.output_parsing.unread_text import Text as TextPart
 from server.routes.conversations.conversation_call import (
     ConversationCall,
     PartReader,
@@ -26,6 +23,9 @@ from server.routes.conversations.conversation_call import (
     object_of,
 )
 from server.routes.request_context import frontend_of
+from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
+from server.schemas.ollama import answers as api
+from server.schemas.ollama.requests import OllamaAnswering, OllamaChatRequest, OllamaGenerateRequest
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
@@ -74,7 +74,7 @@ class _Said(msgspec.Struct):
 
     text: str = ""
     thinking: str = ""
-    calls: list[api.Call] = []
+    calls: list[api.ToolCall] = []
     logprobs: list[ChatTokenLogprob] = []
 
     def add(self, more: _Said) -> None:
@@ -152,7 +152,7 @@ class _AnswerWriter:
             function = api.CalledFunction(
                 index=begun.index, name=begun.name, arguments=object_of(self._arguments)
             )
-            said.calls.append(api.Call(begun.id or self._new_id(), function))
+            said.calls.append(api.ToolCall(begun.id or self._new_id(), function))
             self._open = None
 
     def _ended(self, said: _Said) -> api.OllamaAnswer:

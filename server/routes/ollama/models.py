@@ -10,16 +10,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.access.request_state import state_of
-from server.answers.format_detection import find_format
-from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, require_ready
 from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
-from server.options.server_config import ServerConfig
+from server.options.server_flags import ServerConfig
+from server.output_parsing.format_detection import find_format
 from server.routes.request_context import config_of, frontend_of, server_of
+from server.schemas.ollama.requests import OllamaShowRequest
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.ollama import answers as api
-from server.api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
-from server.api.scores import best_first
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.reading.body_table import ReadTexts
@@ -15,6 +12,9 @@ from server.requests.scoring import Compared
 from server.requests.vectors import as_json
 from server.routes.pooling_call import PoolingCall, written_list
 from server.routes.request_context import read_texts
+from server.schemas.ollama import answers as api
+from server.schemas.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
+from server.schemas.scores import best_first
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 

@@ -10,7 +10,7 @@ from scripted_engine import PARAMS, READY, Script, all_of, next_of
 from engine_core.client.client import EngineClient
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.config import Address
-from engine_core.protocol import Add, AddMany, Admitted, Dead, Failed, Outputs, Pooled, Tokens
+from engine_core.protocol import AddRequest, AddRequests, Admitted, Dead, Failed, Outputs, Pooled, Tokens
 from engine_core.wire import transport
 from worker.protocol import Pooling, TokenLogprobs, Vectors
 
@@ -35,7 +35,9 @@ async def submit(client: EngineClient, script: Script, count: int = 1) -> list:
             if client.open_streams > len(streams):
                 streams.append(stream)
             await asyncio.sleep(0.001)
-    assert [add.id for add in await script.received(count) if isinstance(add, Add)] == [s.id for s in streams]
+    assert [add.id for add in await script.received(count) if isinstance(add, AddRequest)] == [
+        s.id for s in streams
+    ]
     return streams
 
 
@@ -52,7 +54,7 @@ async def test_the_engine_gets_the_options_of_a_request(pair: Pair) -> None:
     stream = client.submit([1], PARAMS, priority=-1, salt="s", group=group, streams=True, times_each=True)
     options = {"priority": -1, "salt": "s", "group": group, "streams": True, "times_each": True}
     assert stream.id != group
-    assert await script.received(1) == [Add(id=stream.id, tokens=[1], params=PARAMS, **options)]
+    assert await script.received(1) == [AddRequest(id=stream.id, tokens=[1], params=PARAMS, **options)]
 
 
 async def test_a_notice_that_a_request_waits_is_read_before_its_tokens(
@@ -141,10 +143,10 @@ async def test_many_requests_travel_in_few_frames(pair: Pair, monkeypatch: pytes
     prompts = [[1] * 4, [2] * 6, [3] * 30, [4]]
     streams = client.submit_many([(prompt, params) for prompt in prompts], priority=2, salt="s")
     frames = await script.received(3)
-    adds = [add for frame in frames if isinstance(frame, AddMany) for add in frame.adds]
-    assert [len(frame.adds) for frame in frames if isinstance(frame, AddMany)] == [2, 1, 1]
+    adds = [add for frame in frames if isinstance(frame, AddRequests) for add in frame.adds]
+    assert [len(frame.adds) for frame in frames if isinstance(frame, AddRequests)] == [2, 1, 1]
     assert adds == [
-        Add(id=stream.id, tokens=prompt, params=params, priority=2, salt="s")
+        AddRequest(id=stream.id, tokens=prompt, params=params, priority=2, salt="s")
         for stream, prompt in zip(streams, prompts, strict=True)
     ]
     first, second, third, fourth = streams
@@ -174,7 +176,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
         refused = await anext(large)
         assert isinstance(refused, Failed) and refused.code == 400
         (frame,) = await script.received(1)
-        assert isinstance(frame, AddMany) and frame.adds[0].id == small.id
+        assert isinstance(frame, AddRequests) and frame.adds[0].id == small.id
 
 
 async def test_an_answer_that_cannot_be_handled_ends_the_client(

@@ -14,12 +14,12 @@ from scripted_engine import NO_WORK, PARAMS, Connect, Replicated, Script, Two, a
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
-from engine_core.client.replica_table import BLOCK, ReplicaTable
+from engine_core.client.replica_routing import BLOCK, ReplicaTable
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     Abort,
-    Add,
-    AddMany,
+    AddRequest,
+    AddRequests,
     Failed,
     Leaving,
     Outputs,
@@ -34,8 +34,8 @@ async def test_requests_go_where_least_is_to_be_done(two: Two) -> None:
     client, first, second, both = two
     long, short = client.submit([1] * 60, PARAMS), client.submit([2] * 20, PARAMS)
     third, fourth = client.submit([3] * 30, PARAMS), client.submit([4], PARAMS)
-    assert [add.id for add in await first.received(1) if isinstance(add, Add)] == [long.id]
-    assert [add.id for add in await second.received(3) if isinstance(add, Add)] == [
+    assert [add.id for add in await first.received(1) if isinstance(add, AddRequest)] == [long.id]
+    assert [add.id for add in await second.received(3) if isinstance(add, AddRequest)] == [
         short.id,
         third.id,
         fourth.id,
@@ -44,7 +44,7 @@ async def test_requests_go_where_least_is_to_be_done(two: Two) -> None:
     first.answer(long, 7)
     await both.until(lambda: client.replicas[0].tokens < 60)
     fifth = client.submit([5], PARAMS)
-    assert isinstance(add := (await first.received(1))[0], Add) and add.id == fifth.id
+    assert isinstance(add := (await first.received(1))[0], AddRequest) and add.id == fifth.id
     for stream, script in ((long, first), (short, second), (third, second), (fourth, second)):
         script.answer(stream, 9, finish="length")
     client.abort([fifth.id])
@@ -58,8 +58,8 @@ async def test_texts_to_pool_are_spread_in_one_frame_each(two: Two) -> None:
     params = Pooling(task="embed")
     streams = client.submit_many([([n], params) for n in range(10)])
     frames = [(await script.received(1))[0] for script in (first, second)]
-    assert [len(frame.adds) for frame in frames if isinstance(frame, AddMany)] == [5, 5]
-    ids = {add.id for frame in frames if isinstance(frame, AddMany) for add in frame.adds}
+    assert [len(frame.adds) for frame in frames if isinstance(frame, AddRequests)] == [5, 5]
+    ids = {add.id for frame in frames if isinstance(frame, AddRequests) for add in frame.adds}
     assert ids == {stream.id for stream in streams}
 
 
@@ -73,7 +73,7 @@ async def test_pictures_are_sent_once_in_a_message_and_again_to_another_engine(
     texts = [([1, 2, 3], params, one), ([1, 2, 4], params, one), ([1, 2, 5], params, two_), ([6], params)]
     streams = client.submit_many(texts, replica=0)
     frames = await first.received(2)
-    adds = [frame.adds for frame in frames if isinstance(frame, AddMany)]
+    adds = [frame.adds for frame in frames if isinstance(frame, AddRequests)]
     assert [[len(add.media) for add in each] for each in adds] == [[1, 1], [1, 0]]
     assert adds[0][0].media[0].pixels.data is adds[0][1].media[0].pixels.data
     client.abort([stream.id for stream in streams])
@@ -81,7 +81,7 @@ async def test_pictures_are_sent_once_in_a_message_and_again_to_another_engine(
     moved = client.submit([1, 2, 3], PARAMS, media=(one,))
     for script in (second, first):
         sent = (await script.received(1 if script is second else 3))[-1]
-        assert isinstance(sent, Add) and sent.id == moved.id
+        assert isinstance(sent, AddRequest) and sent.id == moved.id
         assert bytes(sent.media[0].pixels.data) == b"oneoneone"
         if script is second:
             both.end(second)
@@ -92,7 +92,9 @@ async def test_all_choices_of_a_prompt_share_its_pictures(connect: Connect) -> N
     script, one = await replicated.start(0), picture(b"one", 0, 2)
     streams = replicated.client.submit_all([([1, 2, 3], PARAMS)] * 4, media=(one,))
     [message] = await script.received(1)
-    assert isinstance(message, AddMany) and [add.id for add in message.adds] == [each.id for each in streams]
+    assert isinstance(message, AddRequests) and [add.id for add in message.adds] == [
+        each.id for each in streams
+    ]
     assert len({id(add.media[0].pixels.data) for add in message.adds}) == 1
 
 
@@ -106,7 +108,7 @@ async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
     assert len(await second.received(3)) == 3
     client.orders.reset_prefix_cache()
     client.submit([2] * BLOCK * 4, PARAMS)  # no replica holds it now, and the first one has less to do
-    assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, Add]
+    assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, AddRequest]
 
 
 async def test_a_replica_can_be_named(two: Two) -> None:
@@ -135,9 +137,11 @@ async def test_what_a_dead_replica_had_goes_to_another(two: Two) -> None:
             named.id, 503, "the replica that was generating this answer has ended: send the request again"
         ),
     ]
-    goes_on = Add(begun.id, [1, 8, 9], PARAMS, prompt_len=1)
+    goes_on = AddRequest(begun.id, [1, 8, 9], PARAMS, prompt_len=1)
     assert await second.received(1) == [
-        AddMany([goes_on, Add(moved.id, [3], PARAMS), Add(vector.id, [4], Pooling(task="embed"))])
+        AddRequests(
+            [goes_on, AddRequest(moved.id, [3], PARAMS), AddRequest(vector.id, [4], Pooling(task="embed"))]
+        )
     ], "those that had begun come first"
     second.answer(begun, 5, finish="length")
     second.answer(moved, 5, finish="length")  # it is read first: all has come then
@@ -169,9 +173,9 @@ async def test_what_a_replica_could_not_finish_in_its_last_seconds_goes_on(two: 
     first.send(Leaving(), Outputs([*ended, Failed(vector.id, 503, "the request was ended")]))
     moved = await second.received(4)
     assert moved[1:] == [
-        Add(waiting.id, [1], PARAMS),
-        Add(begun.id, [1, 3], PARAMS, prompt_len=1),
-        AddMany([Add(vector.id, [4], Pooling(task="embed"))]),
+        AddRequest(waiting.id, [1], PARAMS),
+        AddRequest(begun.id, [1, 3], PARAMS, prompt_len=1),
+        AddRequests([AddRequest(vector.id, [4], Pooling(task="embed"))]),
     ]
 
 
@@ -215,9 +219,9 @@ async def ids_received(script: Script, count: int) -> list[int]:
     async with asyncio.timeout(60):
         while len(found) < count:
             for request in await script.received(1):
-                if isinstance(request, AddMany):
+                if isinstance(request, AddRequests):
                     found += [add.id for add in request.adds]
-                elif isinstance(request, Add):
+                elif isinstance(request, AddRequest):
                     found.append(request.id)
     return found
 
@@ -368,7 +372,7 @@ def test_each_waits_for_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
     dispatcher = Dispatcher(ReplicaTable(Replicas(), servers=1), lambda number, request: None, 10.0)
     first, second, third = (
-        InFlight(Add(id, [1], PARAMS), Stream(id, cast("asyncio.AbstractEventLoop", clock)))
+        InFlight(AddRequest(id, [1], PARAMS), Stream(id, cast("asyncio.AbstractEventLoop", clock)))
         for id in (1, 2, 3)
     )
     dispatcher.dispatch([first])

@@ -9,7 +9,7 @@ from ports import free_ports
 from scripted_engine import PARAMS, READY, Connect, Script
 
 from engine_core.config import Replicas
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 from engine_core.wire.headless_join import Refused, join
 
 
@@ -33,7 +33,7 @@ async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(
         script.send(changed(READY, max_num_seqs=3))
     await both.until(lambda: both.state(1) == "works")
     stream = both.client.submit([1], PARAMS, replica=1)
-    assert [add.id for add in await friend.received(1) if isinstance(add, Add)] == [stream.id]
+    assert [add.id for add in await friend.received(1) if isinstance(add, AddRequest)] == [stream.id]
 
 
 async def test_a_machine_is_told_what_it_has_to_know(connect: Connect) -> None:

@@ -11,10 +11,10 @@ from scripted_engine import READY, Connect, all_of, next_of
 
 from engine_core.client.in_flight import InFlight, Quarantine, Stream, can_go_on, take_back
 from engine_core.client.replica import Replica
-from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
+from engine_core.protocol import AddRequest, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
 
-ASKED = Add(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), sent=5.0)
+ASKED = AddRequest(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), sent=5.0)
 
 
 def working(ready: Ready = READY) -> Replica:
@@ -23,7 +23,7 @@ def working(ready: Ready = READY) -> Replica:
     return replica
 
 
-async def in_flight(add: Add = ASKED) -> InFlight:
+async def in_flight(add: AddRequest = ASKED) -> InFlight:
     one = InFlight(add, Stream(add.id, asyncio.get_running_loop()))
     one.assign(working(), 3)
     return one
@@ -42,12 +42,12 @@ async def test_what_had_begun_goes_on_behind_its_tokens_and_tells_nothing_twice(
     began = one.began
     take_back(one)
     params = Sampling(max_tokens=20, logprobs=2)
-    assert one.add == Add(7, [1, 2, 3, 8, 9], params, sent=5.0, prompt_len=3, began=began)
+    assert one.add == AddRequest(7, [1, 2, 3, 8, 9], params, sent=5.0, prompt_len=3, began=began)
     one.assign(working(), 5)
     one.start()
     one.emitted.extend([4])
     take_back(one)
-    assert one.add == Add(7, [1, 2, 3, 8, 9, 4], params, sent=5.0, prompt_len=3, began=began)
+    assert one.add == AddRequest(7, [1, 2, 3, 8, 9, 4], params, sent=5.0, prompt_len=3, began=began)
     assert ASKED.tokens == [1, 2, 3]
 
 
@@ -128,7 +128,7 @@ async def test_an_answer_waits_for_an_engine_of_the_same_bits(connect: Connect) 
     both.end(first)
     again = await both.start(0, fingerprint="fp_1")
     [add] = await again.received(1)
-    assert isinstance(add, Add) and (add.id, add.tokens, add.prompt_len) == (stream.id, [1, 8], 1)
+    assert isinstance(add, AddRequest) and (add.id, add.tokens, add.prompt_len) == (stream.id, [1, 8], 1)
 
 
 async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(connect: Connect) -> None:
@@ -148,7 +148,7 @@ async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(connect: Co
 
 
 async def test_a_text_to_pool_starts_over() -> None:
-    add = Add(7, [1, 2, 3], Pooling(task="embed"))
+    add = AddRequest(7, [1, 2, 3], Pooling(task="embed"))
     one = await in_flight(add)
     take_back(one)
     assert one.add == add
@@ -156,7 +156,7 @@ async def test_a_text_to_pool_starts_over() -> None:
 
 def test_a_request_is_told_from_one_with_another_picture() -> None:
     quarantine = Quarantine()
-    add = Add(id=1, tokens=[1] * 6, params=Sampling(max_tokens=2), media=(picture(b"one", 1, 4),))
+    add = AddRequest(id=1, tokens=[1] * 6, params=Sampling(max_tokens=2), media=(picture(b"one", 1, 4),))
     quarantine.put(add)
     assert quarantine.holds(replace(add, id=2))
     assert not quarantine.holds(replace(add, media=(picture(b"two", 1, 4),)))

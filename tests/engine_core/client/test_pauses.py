@@ -8,7 +8,7 @@ import pytest
 from scripted_engine import PARAMS, Two
 
 from engine_core.client import dispatcher
-from engine_core.protocol import Add, Ask, Go, Outputs, Pause, Standing
+from engine_core.protocol import AddRequest, AskStanding, Outputs, Pause, Resume, Standing
 
 
 async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
@@ -19,10 +19,10 @@ async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
     client.resume([short.id])
     client.resume([short.id, 77])
     assert (await first.received(2))[1:] == [Pause([long.id])]
-    assert (await second.received(3))[1:] == [Pause([short.id]), Go([short.id])]
+    assert (await second.received(3))[1:] == [Pause([short.id]), Resume([short.id])]
     client.pause([])
     client.submit([3], PARAMS)
-    assert [type(request) for request in await second.received(1)] == [Add]
+    assert [type(request) for request in await second.received(1)] == [AddRequest]
 
 
 async def test_another_engine_is_told_with_the_request(two: Two) -> None:
@@ -33,7 +33,7 @@ async def test_another_engine_is_told_with_the_request(two: Two) -> None:
     both.end(first)
     client.engine_exited(0, -9)
     add, pause = await second.received(2)
-    assert isinstance(add, Add) and add.id == stream.id
+    assert isinstance(add, AddRequest) and add.id == stream.id
     assert pause == Pause([stream.id])
     client.abort([stream.id, other.id])
     client.resume([stream.id])
@@ -48,14 +48,14 @@ async def test_a_request_that_goes_on_elsewhere_is_not_paused_there(two: Two) ->
     both.end(first)
     client.engine_exited(0, -9)
     client.submit([2], PARAMS)
-    assert [type(request) for request in await second.received(2)] == [Add, Add]
+    assert [type(request) for request in await second.received(2)] == [AddRequest, AddRequest]
 
 
 async def test_an_engine_says_how_far_a_request_has_come(two: Two) -> None:
     client, first, *_ = two
     stream = client.submit([1], PARAMS, replica=0)
     asking = asyncio.create_task(client.standing(stream.id))
-    assert (await first.received(2))[1] == Ask(stream.id)
+    assert (await first.received(2))[1] == AskStanding(stream.id)
     first.send(Outputs([Standing(stream.id, 3, 0, 1), Standing(77, 1, 0, 1)]))
     assert await asking == Standing(stream.id, 3, 0, 1)
     first.answer(stream, 5, finish="length")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from scripted_engine import PARAMS, Connect, Replicated, Two, all_of
 
-from engine_core.protocol import Add, Dead, Failed, Leaving, Tokens
+from engine_core.protocol import AddRequest, Dead, Failed, Leaving, Tokens
 from worker.child import BROKE, CANNOT_START
 
 
@@ -129,7 +129,7 @@ async def test_replicas_that_share_experts_end_with_the_first_and_it_alone_has_s
         group.end(second)
         first, second = await group.start(0), await group.start(1)
         [again], [other] = await first.received(1), await second.received(1)
-    assert isinstance(again, Add) and isinstance(other, Add)
+    assert isinstance(again, AddRequest) and isinstance(other, AddRequest)
     assert (again.id, other.id) == (guilty.id, innocent.id)
     assert again.alone and not other.alone
 
@@ -147,7 +147,7 @@ async def test_a_replica_that_says_that_it_ends_with_another_leaves_no_suspects(
     first, second = await group.start(0), await group.start(1)
     for script, stream in ((second, streams[0]), (first, streams[1])):
         [kept] = await script.received(1)
-        assert isinstance(kept, Add) and not kept.alone and kept.id == stream.id
+        assert isinstance(kept, AddRequest) and not kept.alone and kept.id == stream.id
 
 
 async def test_replicas_that_share_experts_drain_one_by_one(connect: Connect) -> None:

@@ -7,11 +7,11 @@ from fake_media import picture
 from msgspec.structs import replace
 from scripted_engine import Connect, Replicated, Two
 
-from engine_core.client import replica_table
+from engine_core.client import replica_routing
 from engine_core.client.in_flight import Stream
-from engine_core.client.replica_table import BLOCK, LONGEST, LateQueries, Router
+from engine_core.client.replica_routing import BLOCK, LONGEST, LateQueries, ReplicaRouter
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add, AddMany, Outputs, Pooled, Request
+from engine_core.protocol import AddRequest, AddRequests, Outputs, Pooled, Request
 from worker.protocol import Pooling, Vectors
 
 IDLE = {0: 0, 1: 0, 2: 0}
@@ -22,7 +22,7 @@ def prompt(blocks: int, first: int = 0) -> list[int]:
 
 
 def choose(
-    router: Router,
+    router: ReplicaRouter,
     tokens: list[int],
     loads: dict[int, int],
     *,
@@ -30,18 +30,18 @@ def choose(
     remember: bool = True,
     media: tuple[Media, ...] = (),
 ) -> tuple[int, int]:
-    add = Add(id=1, tokens=tokens, params=QUERY, salt=salt, media=media)
+    add = AddRequest(id=1, tokens=tokens, params=QUERY, salt=salt, media=media)
     return router.choose(add, loads, remember=remember)
 
 
 def test_the_least_busy_one_is_chosen_and_equals_take_turns() -> None:
-    router = Router()
+    router = ReplicaRouter()
     assert choose(router, [1], {0: 5, 1: 2, 2: 9}) == (1, 1)
     assert Counter(choose(router, [1], IDLE)[0] for _ in range(9)) == {0: 3, 1: 3, 2: 3}
 
 
 def test_a_prefix_is_followed_as_far_as_it_saves_work() -> None:
-    router = Router()
+    router = ReplicaRouter()
     text = prompt(4)
     home, cost = choose(router, text, {0: 0, 1: 0})
     assert cost == 4 * BLOCK
@@ -50,7 +50,7 @@ def test_a_prefix_is_followed_as_far_as_it_saves_work() -> None:
 
 
 def test_a_prefix_may_be_at_home_in_several_places() -> None:
-    router = Router()
+    router = ReplicaRouter()
     text = prompt(3)
     first, _ = choose(router, text, {0: 0, 1: 0})
     choose(router, text, {first: 1000, 1 - first: 0})
@@ -59,7 +59,7 @@ def test_a_prefix_may_be_at_home_in_several_places() -> None:
 
 
 def test_only_what_begins_alike_and_has_the_same_salt_is_shared() -> None:
-    router = Router()
+    router = ReplicaRouter()
     text = prompt(2)
     home, _ = choose(router, text, {0: 0, 1: 0}, salt="a")
     other = 1 - home
@@ -69,14 +69,14 @@ def test_only_what_begins_alike_and_has_the_same_salt_is_shared() -> None:
 
 
 def test_what_leaves_nothing_behind_is_not_remembered() -> None:
-    router = Router()
+    router = ReplicaRouter()
     text = prompt(2)
     home, _ = choose(router, text, {0: 0, 1: 0}, remember=False)
     assert choose(router, text, {home: 1, 1 - home: 0}) == (1 - home, 2 * BLOCK)
 
 
 def test_requests_about_different_pictures_do_not_follow_each_other() -> None:
-    router, text, length = Router(), prompt(3), BLOCK + 2
+    router, text, length = ReplicaRouter(), prompt(3), BLOCK + 2
     home, _ = choose(router, text, {0: 0, 1: 0}, media=(picture(b"one", BLOCK - 1, length),))
     other = 1 - home
     for media, held in (
@@ -86,7 +86,7 @@ def test_requests_about_different_pictures_do_not_follow_each_other() -> None:
         ((picture(b"one", BLOCK - 1, length), picture(b"two", 2 * BLOCK + 1, 5)), 2),
         ((), 0),
     ):
-        fresh = Router()
+        fresh = ReplicaRouter()
         assert choose(fresh, text, {home: 0}, media=(picture(b"one", BLOCK - 1, length),)) == (
             home,
             3 * BLOCK,
@@ -97,7 +97,7 @@ def test_requests_about_different_pictures_do_not_follow_each_other() -> None:
 
 
 def test_the_memory_is_bounded_and_keeps_the_beginnings_longest() -> None:
-    router = Router()
+    router = ReplicaRouter()
     router.remembered = 4
     text = prompt(6)
     home, _ = choose(router, text, {0: 0, 1: 0})
@@ -109,7 +109,7 @@ def test_the_memory_is_bounded_and_keeps_the_beginnings_longest() -> None:
 
 
 def test_a_dead_replica_is_forgotten() -> None:
-    router = Router()
+    router = ReplicaRouter()
     text = prompt(2)
     home, _ = choose(router, text, {0: 0, 1: 0})
     router.forget([home])
@@ -121,8 +121,8 @@ QUERY = Pooling(task="token_embed", late_query="q")
 DOCUMENT = Pooling(task="token_embed", late_document="q")
 
 
-def in_frame(request: Request) -> list[Add]:
-    assert isinstance(request, AddMany)
+def in_frame(request: Request) -> list[AddRequest]:
+    assert isinstance(request, AddRequests)
     return request.adds
 
 
@@ -154,7 +154,7 @@ async def test_a_query_is_sent_again_before_its_documents(connect: Connect) -> N
     again = await found.start(0)
     adds = in_frame((await again.received(1))[0])
     assert [add.id for add in adds] == [query.id, *(stream.id for stream in waiting)]
-    assert adds[0] == Add(query.id, [1, 2], QUERY)
+    assert adds[0] == AddRequest(query.id, [1, 2], QUERY)
     later = found.client.submit_many([([5], DOCUMENT)])
     assert [add.id for add in in_frame((await again.received(1))[0])] == [later[0].id], "once is enough"
     again.send(Outputs([Pooled(query.id, Vectors(b"\0\0\0\0", (1,)))]))
@@ -171,11 +171,11 @@ async def test_a_query_goes_with_its_documents_to_another_replica(two: Two) -> N
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_table, "MOST_QUERIES", 2)
+    monkeypatch.setattr(replica_routing, "MOST_QUERIES", 2)
     queries = LateQueries()
     for name in "abc":
-        queries.note(Add(1, [1], replace(QUERY, late_query=name)), 0)
-    asked = [Add(2, [1], replace(DOCUMENT, late_document=name)) for name in "abc"]
+        queries.note(AddRequest(1, [1], replace(QUERY, late_query=name)), 0)
+    asked = [AddRequest(2, [1], replace(DOCUMENT, late_document=name)) for name in "abc"]
     assert [queries.holder(add) for add in asked] == [None, 0, 0]
     queries.lose(0)
     assert [queries.holder(add) for add in asked] == [None, None, None]

@@ -4,7 +4,7 @@ from scripted_engine import PARAMS, Connect, Replicated, Script, all_of, next_of
 from spelled import byte_spelling
 
 from engine_core.client.in_flight import Stream
-from engine_core.protocol import Add, Failed, Grammar, Outputs, Request, Spelling, Tokens
+from engine_core.protocol import AddRequest, Failed, Grammar, Outputs, Request, Spelling, Tokens
 
 SPELLING = byte_spelling()
 GRAMMAR = Grammar("regex", "[01]+")
@@ -23,12 +23,12 @@ def kinds(requests: list[Request]) -> list[type]:
 async def test_an_engine_learns_the_spelling_once_with_its_first_grammar(connect: Connect) -> None:
     both, engine = await found(connect)
     both.client.submit([1], PARAMS)
-    assert kinds(await engine.received(1)) == [Add]
+    assert kinds(await engine.received(1)) == [AddRequest]
     for _ in range(2):
         both.client.submit([1], PARAMS, grammar=GRAMMAR)
     first, *rest = await engine.received(3)
     assert first == SPELLING
-    assert [add.grammar for add in rest if isinstance(add, Add)] == [GRAMMAR] * 2
+    assert [add.grammar for add in rest if isinstance(add, AddRequest)] == [GRAMMAR] * 2
 
 
 async def test_an_engine_that_was_started_again_learns_it_again(connect: Connect) -> None:
@@ -41,7 +41,7 @@ async def test_an_engine_that_was_started_again_learns_it_again(connect: Connect
     both.end(engine)
     again = await both.start(0)
     spelling, add = await again.received(2)
-    assert isinstance(spelling, Spelling) and isinstance(add, Add)
+    assert isinstance(spelling, Spelling) and isinstance(add, AddRequest)
     assert (add.grammar, add.tokens, add.prompt_len) == (GRAMMAR, [1, 8], 1)
 
 

@@ -17,12 +17,12 @@ from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     ALONE_TOKENS,
     QUARANTINED,
-    Add,
-    AddMany,
-    Alone,
+    AddRequest,
+    AddRequests,
     Failed,
     Leaving,
     Outputs,
+    RunsAlone,
     Tokens,
 )
 from worker.protocol import Pooling, Sampling
@@ -37,17 +37,17 @@ class One(Replicated):
     def script(self) -> Script:
         return self.scripts[0]
 
-    async def adds(self, count: int) -> list[Add]:
+    async def adds(self, count: int) -> list[AddRequest]:
         """The requests that the engine gets, in the order in which they come."""
-        found: list[Add] = []
+        found: list[AddRequest] = []
         async with asyncio.timeout(60):
             while len(found) < count:
                 for request in await self.script.received(1):
-                    found += request.adds if isinstance(request, AddMany) else []
-                    found += [request] if isinstance(request, Add) else []
+                    found += request.adds if isinstance(request, AddRequests) else []
+                    found += [request] if isinstance(request, AddRequest) else []
         return found
 
-    async def restart(self, count: int, **facts: object) -> list[Add]:
+    async def restart(self, count: int, **facts: object) -> list[AddRequest]:
         """Kill the engine and start another one; returns the requests that it gets."""
         self.client.engine_exited(0, -9)
         self.end(self.script)
@@ -63,7 +63,7 @@ class One(Replicated):
                 assert isinstance(read, Tokens)
 
     async def runs_alone(self, stream: Stream) -> None:
-        self.script.send(Outputs([Alone(stream.id)]))
+        self.script.send(Outputs([RunsAlone(stream.id)]))
         one = self.client._dispatcher._in_flight[stream.id]  # pyright: ignore[reportPrivateUsage]
         await self.until(lambda: one.runs_alone)
 
@@ -189,7 +189,7 @@ def test_only_for_some_minutes_and_only_so_many(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(in_flight, "MOST", 2)
     now = 0.0
     quarantine = Quarantine(lambda: now)
-    adds = [Add(n, [n], Sampling(max_tokens=4)) for n in range(3)]
+    adds = [AddRequest(n, [n], Sampling(max_tokens=4)) for n in range(3)]
     for add in adds:
         now += 1
         quarantine.put(add)
@@ -211,6 +211,6 @@ def test_only_for_some_minutes_and_only_so_many(monkeypatch: pytest.MonkeyPatch)
 )
 def test_what_is_the_same_request(changes: dict[str, object], same: bool) -> None:
     quarantine = Quarantine()
-    add = Add(1, [1, 2], Sampling(max_tokens=4, seed=5))
+    add = AddRequest(1, [1, 2], Sampling(max_tokens=4, seed=5))
     quarantine.put(add)
     assert quarantine.holds(replace(add, id=2, **changes)) == same

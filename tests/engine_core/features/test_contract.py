@@ -3,10 +3,10 @@
 from fake_worker import facts
 from scheduler_bench import Bench, add, config
 
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 from engine_core.scheduling.feature import Feature, Hooks
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import StepOutput
 
 
@@ -16,7 +16,7 @@ class Quota(Feature):
     def __init__(self, salt: str, most: int) -> None:
         self.salt, self.most, self.spent = salt, most, 0
 
-    def refuse(self, add: Add) -> str | None:
+    def refuse(self, add: AddRequest) -> str | None:
         return "this salt has had its tokens" if add.salt == self.salt and self.spent >= self.most else None
 
     def land_step(self, planned: PlannedStep, output: StepOutput, seconds: float) -> None:

@@ -17,15 +17,15 @@ from engine_core.grammar import compiler
 from engine_core.grammar.compile_queue import CompileQueue, QueuedRequest
 from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Failed, Grammar
+from engine_core.protocol import AddRequest, Failed, Grammar
 from worker.protocol import Sampling
 
 SIZE = 260
 LONG_MS = 20_000
 
 
-def request(id: int, grammar: Grammar, **more: Any) -> Add:
-    return Add(id=id, tokens=[1, 2, 3], params=Sampling(max_tokens=9), grammar=grammar, **more)
+def request(id: int, grammar: Grammar, **more: Any) -> AddRequest:
+    return AddRequest(id=id, tokens=[1, 2, 3], params=Sampling(max_tokens=9), grammar=grammar, **more)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def queue():
     queue.stop()
 
 
-def add(queue: CompileQueue, *requests: Add) -> None:
+def add(queue: CompileQueue, *requests: AddRequest) -> None:
     for one in requests:
         assert one.grammar is not None
         queue.add(0, one, one.grammar)
@@ -168,7 +168,7 @@ def test_a_thousand_schemas_leave_the_memory_as_before(
 
 def test_nothing_is_imported_before_the_first_grammar() -> None:
     program = (
-        "import sys, engine_core.process, engine_core.grammar.compile_queue, server.commands\n"
+        "import sys, engine_core.engine_main, engine_core.grammar.compile_queue, server.commands\n"
         "assert 'llguidance' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLExecutor
 
 from engine_core.grammar import grammar_threads
-from engine_core.grammar.grammar_threads import GrammarThreads, Job
+from engine_core.grammar.grammar_threads import GrammarJob, GrammarThreads
 
 LONG = 20.0
 
@@ -18,7 +18,7 @@ class Held:
     def __init__(self) -> None:
         self.begun, self.free = threading.Event(), threading.Event()
 
-    def __call__(self, job: Job[int], executor: LLExecutor) -> int:
+    def __call__(self, job: GrammarJob[int], executor: LLExecutor) -> int:
         self.begun.set()
         assert self.free.wait(LONG)
         return 7
@@ -37,7 +37,7 @@ def held() -> Iterator[Callable[[], Held]]:
         one.free.set()
 
 
-def quick(job: Job[int], executor: LLExecutor) -> int:
+def quick(job: GrammarJob[int], executor: LLExecutor) -> int:
     return 1
 
 
@@ -46,7 +46,7 @@ def test_a_job_gives_its_outcome_or_raises_its_error() -> None:
     job = threads.submit("", quick)
     assert job.wait(LONG) and job.outcome() == 1
 
-    def wrong(job: Job[int], executor: LLExecutor) -> int:
+    def wrong(job: GrammarJob[int], executor: LLExecutor) -> int:
         raise ValueError("no")
 
     failed = threads.submit("", wrong)
@@ -60,7 +60,7 @@ def test_an_owner_with_much_work_does_not_delay_another(held: Callable[[], Held]
     blocked = threads.submit("many", first)
     assert first.begun.wait(LONG)
 
-    def note(name: str) -> Callable[[Job[None], LLExecutor], None]:
+    def note(name: str) -> Callable[[GrammarJob[None], LLExecutor], None]:
         return lambda job, executor: order.append(name)
 
     jobs = [threads.submit("many", note(f"many {number}")) for number in range(3)]

@@ -11,7 +11,7 @@ from shared_experts import Group
 from toy_language import Language, ToyMatcher
 
 from engine_core.executor import ExecutorDead
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from worker.protocol import Sampling
 from worker.worker_facts import WorkerFacts
 
@@ -31,8 +31,8 @@ def make() -> Iterator[Make]:
         group.close()
 
 
-def add(id: int, tokens: list[int], max_tokens: int = 6) -> Add:
-    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
+def add(id: int, tokens: list[int], max_tokens: int = 6) -> AddRequest:
+    return AddRequest(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, None])
@@ -44,7 +44,7 @@ def test_requests_that_come_and_go_anywhere_get_their_texts(
     draw = random.Random(seed)
     small = facts(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=9, max_model_len=40)
     group = make(size, seed, small, steps_ahead=ahead)
-    language, asked, aborted = Language(shortest=5, width=20), dict[int, Add](), set[int]()
+    language, asked, aborted = Language(shortest=5, width=20), dict[int, AddRequest](), set[int]()
     for id in range(14):
         prompt = [draw.randrange(1, 40) for _ in range(draw.choice([1, 2, 5, 14]))]
         asked[id] = add(id, prompt, draw.choice([1, 4, 12, 20]))

@@ -14,7 +14,7 @@ from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead, OtherEngineDead
-from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.peers import OtherEngines, Peers
 from engine_core.ranks.rank_groups import LocalRanks

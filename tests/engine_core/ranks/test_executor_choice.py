@@ -14,10 +14,10 @@ from tiny import tiny_checkpoint
 from engine_core.config import EngineConfig, ProcessConfig, Replicas
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, ReportPhase
-from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
-from engine_core.startup import make_worker_config
+from engine_core.resolve_checkpoint import make_worker_config
 from models.config import read_config
 from worker.config import Balancing, Place, WorkerConfig
 

@@ -15,14 +15,14 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.ranks.ranks_disk import RanksDisk
-from worker.disk.block_folder import BlockFolder
-from worker.disk.block_read import BlockRead
-from worker.disk.block_store import BlockStore
-from worker.disk.host_copies import AtOnce, make_copies
-from worker.disk.host_store import HostStore
-from worker.disk.record_memory import BlockPieces
+from worker.cache_tiers.block_folder import BlockFolder
+from worker.cache_tiers.block_read import BlockRead
+from worker.cache_tiers.block_store import BlockStore
+from worker.cache_tiers.host_copies import AtOnce, make_copies
+from worker.cache_tiers.host_store import HostStore
+from worker.cache_tiers.record_memory import BlockPieces
 from worker.protocol import Sampling
 from worker.ranks.channel import DiskNews, DiskOrder
 from worker.ranks.rank_disk import RankDisk
@@ -227,7 +227,7 @@ def test_real_ranks_find_their_prefixes_again(tmp_path: Path, cut: str) -> None:
     hits: list[int] = []
 
     def ask(engine: Engine) -> None:
-        request = Add(len(results), TEXT, Sampling(max_tokens=8, temperature=0, logprobs=3))
+        request = AddRequest(len(results), TEXT, Sampling(max_tokens=8, temperature=0, logprobs=3))
         results.extend(answers(engine, [request]).values())
         hits.append(engine.stats().prefix_hits)
 

@@ -20,7 +20,7 @@ from engine_core.executor import ExecutorDead
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.ranks.ray_ranks import RayRanks
-from engine_core.startup import make_worker_config
+from engine_core.resolve_checkpoint import make_worker_config
 from models.config import read_config
 
 SUPPORT = Path(__file__).parents[2] / "support"

@@ -26,7 +26,7 @@ from engine_core.executor import ExecutorDead
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
-from engine_core.startup import make_worker_config
+from engine_core.resolve_checkpoint import make_worker_config
 from engine_core.wire.sockets import ClusterKeys
 from models.config import read_config
 from worker.buffers import Buffer

@@ -23,7 +23,7 @@ from tiny import tiny_checkpoint
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
-from engine_core.protocol import Add, Pooled, Tokens
+from engine_core.protocol import AddRequest, Pooled, Tokens
 from models import plugins
 from models.families.decoders.llama import LlamaForCausalLM
 from models.plugins import register_model
@@ -60,8 +60,8 @@ def answers(config: EngineConfig) -> Answers:
     try:
         texts, vectors = {}, {}
         for id, prompt in enumerate(PROMPTS * 2):  # the second time, prefixes are cached
-            engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=16)))
-            engine.add(1, Add(id=id, tokens=prompt, params=Pooling(task="embed")))
+            engine.add(0, AddRequest(id=id, tokens=prompt, params=Sampling(max_tokens=16)))
+            engine.add(1, AddRequest(id=id, tokens=prompt, params=Pooling(task="embed")))
         while engine.busy:
             for outputs in engine.step().values():
                 for output in outputs:

@@ -18,7 +18,7 @@ from tiny import tiny_checkpoint
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Replicas
-from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.restarts import keep_engines
 from worker.protocol import Sampling
 

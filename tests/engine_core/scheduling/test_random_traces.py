@@ -10,7 +10,7 @@ from random_bench import WINDOWS, random_bench
 from scheduler_bench import Bench, config, pool
 
 from engine_core.features.states.prefix_states import PrefixStates
-from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.protocol import AddRequest, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 
 
@@ -64,7 +64,7 @@ def test_random_traces_equal_the_reference(part: int) -> None:
     assert min(counts) > 10, "the traces do not exercise enough"
 
 
-def check_text(bench: Bench, client: int, request: Add, params: Sampling, aborted: bool) -> None:
+def check_text(bench: Bench, client: int, request: AddRequest, params: Sampling, aborted: bool) -> None:
     tokens = seen_tokens(request)
     expected = reference(tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
     text, last = bench.text(request.id, client), bench.last(request.id, client)
@@ -82,7 +82,7 @@ def check_states(bench: Bench) -> None:
         assert len(feature.pool) + feature.pool.free == bench.facts.remembered_states
 
 
-def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, aborted: bool) -> None:
+def check_pooled(bench: Bench, client: int, request: AddRequest, params: Pooling, aborted: bool) -> None:
     (only,) = bench.outputs[client, request.id]
     if aborted:
         assert isinstance(only, Failed) and only.code == 503
@@ -90,7 +90,7 @@ def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, abort
         assert isinstance(only, Pooled) and only.vectors == vectors_of(seen_tokens(request), params)
 
 
-def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:
+def check_first(first: Tokens | Pooled | Failed, request: AddRequest) -> None:
     assert isinstance(first, Tokens) and isinstance(request.params, Sampling)
     if request.params.prompt_logprobs is None:
         assert first.prompt_logprobs is None

@@ -7,11 +7,11 @@ from fake_worker import EOS, facts, reference
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
-from engine_core.protocol import Add, Admitted, Failed
+from engine_core.protocol import AddRequest, Admitted, Failed
 from worker.protocol import Sampling
 
 
-def resumed(request: Add, emitted: int, **changes: object) -> Add:
+def resumed(request: AddRequest, emitted: int, **changes: object) -> AddRequest:
     """The request after its first tokens have come from another engine."""
     params = request.params
     assert isinstance(params, Sampling)

@@ -14,7 +14,7 @@ from scheduler_bench import Bench, add, config, pool
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
@@ -151,7 +151,7 @@ def test_the_engine_keeps_as_many_steps_in_flight_as_there_are_stages(
     pipeline = Pipeline()
     engine = Engine(READY, make_scheduler(chosen, facts(), 50), pipeline)
     for id in range(8):
-        engine.add(0, Add(id=id, tokens=[id + 1, 3], params=Sampling(max_tokens=12)))
+        engine.add(0, AddRequest(id=id, tokens=[id + 1, 3], params=Sampling(max_tokens=12)))
     told: dict[int, list[int]] = {id: [] for id in range(8)}
     while engine.busy:
         for output in engine.step().get(0, []):

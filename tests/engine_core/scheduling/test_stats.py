@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine_core.engine_stats import STEP_SECONDS, STEP_TOKENS, Stats
+from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.stats import LandedSteps, StatsFilter
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import StepInput
 
 BUSY = Stats(

@@ -6,7 +6,7 @@ from scheduler_bench import Bench, add, add_to, config
 from toy_language import Language, ToyMatcher
 
 from engine_core.protocol import Failed, OutputsByClient
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import StepBounds
 
 LANGUAGE = Language(shortest=20)

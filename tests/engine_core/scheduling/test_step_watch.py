@@ -14,8 +14,8 @@ from sizes import engine_config
 
 from engine_core import protocol
 from engine_core.engine import Engine
-from engine_core.process import EngineLoop
-from engine_core.protocol import Add
+from engine_core.engine_main import EngineLoop
+from engine_core.protocol import AddRequest
 from engine_core.scheduling import step_watch
 from engine_core.scheduling.step_watch import StepWatch
 from worker.protocol import Sampling
@@ -51,7 +51,7 @@ def hold_up(owner: object, method: str) -> None:
 
 
 def run_one(engine: Engine) -> None:
-    engine.add(0, Add(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))
+    engine.add(0, AddRequest(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))
     run_all(engine)
 
 
@@ -123,7 +123,7 @@ def test_what_computes_is_named_whoever_lacks_a_core(
     monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds + 9.0)
     monkeypatch.setattr(loop._engine._scheduler, "schedule", compute)
     StepWatch(loop)
-    loop._engine.add(0, Add(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))
+    loop._engine.add(0, AddRequest(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))
     loop._engine.step()
     assert named(caplog) == ["plan"]
 

@@ -12,7 +12,7 @@ from msgspec import msgpack
 from msgspec.structs import replace
 
 from engine_core.config import Address
-from engine_core.protocol import PROTOCOL, Abort, Add, AddMany, Answer, Dead, Hello, Request
+from engine_core.protocol import PROTOCOL, Abort, AddRequest, AddRequests, Answer, Dead, Hello, Request
 from engine_core.wire import transport
 from engine_core.wire.transport import (
     MAX_REQUEST_BYTES,
@@ -54,7 +54,7 @@ def greeted(server: ServerEnd) -> None:
     assert [(frame.bytes, hello) for frame, hello in server.greetings.read_with_frames()] == [
         (b"engine-0", HELLO)
     ]
-    wait(server.answers.sock)
+    wait(server.output_parsing.sock)
     assert list(server.read_answers()) == [(0, HELLO)]
 
 
@@ -71,7 +71,7 @@ def test_requests_go_down_and_answers_come_up(server: ServerEnd, engine: EngineE
     wait(engine.requests.sock)
     assert list(engine.requests.read()) == [Abort(ids=[1])]
     assert engine.send(Dead("why"))
-    wait(server.answers.sock)
+    wait(server.output_parsing.sock)
     assert list(server.read_answers()) == [(0, Dead("why"))]
 
 
@@ -152,11 +152,13 @@ def test_media_travel_in_frames_of_their_own_once_for_all_choices(
 ) -> None:
     greeted(server)
     large, small = picture(b"large", 0, 4, pixels=bytes(range(256)) * 1000), picture(b"small", 4, 2)
-    one = Add(id=1, tokens=[7] * 8, params=Sampling(max_tokens=1), media=(large, small))
-    server.send(0, AddMany([one, replace(one, id=2), Add(id=3, tokens=[1], params=Sampling(max_tokens=1))]))
+    one = AddRequest(id=1, tokens=[7] * 8, params=Sampling(max_tokens=1), media=(large, small))
+    server.send(
+        0, AddRequests([one, replace(one, id=2), AddRequest(id=3, tokens=[1], params=Sampling(max_tokens=1))])
+    )
     wait(engine.requests.sock)
     [message] = engine.requests.read()
-    assert isinstance(message, AddMany)
+    assert isinstance(message, AddRequests)
     assert [add.id for add in message.adds] == [1, 2, 3] and message.adds[2].media == ()
     first, second = (add.media for add in message.adds[:2])
     assert [bytes(each.pixels.data) for each in first] == [large.pixels.data, small.pixels.data]
@@ -174,13 +176,13 @@ def test_too_many_bytes_of_media_are_refused_before_they_are_sent(
     monkeypatch.setattr(transport, "MAX_MEDIA_BYTES", 100)
     media = tuple(picture(bytes([at]), at, 1, pixels=bytes(60)) for at in range(2))
     with pytest.raises(RequestTooLarge, match="take 120 bytes when they are decoded; at most 100"):
-        server.send(0, Add(id=1, tokens=[7] * 2, params=Sampling(max_tokens=1), media=media))
+        server.send(0, AddRequest(id=1, tokens=[7] * 2, params=Sampling(max_tokens=1), media=media))
 
 
 WHOLE = Encoder().encode(
-    AddMany(
+    AddRequests(
         [
-            Add(id=id, tokens=[1] * 9, params=Sampling(max_tokens=1), media=(picture(b"a", 0, 4),))
+            AddRequest(id=id, tokens=[1] * 9, params=Sampling(max_tokens=1), media=(picture(b"a", 0, 4),))
             for id in range(2)
         ]
     )
@@ -211,10 +213,10 @@ def test_a_message_whose_frames_are_lost_or_too_many_is_dropped() -> None:
     frames = [bytes(frame) for frame in WHOLE]
     assert len(frames) == 3
     box = inbox(*([bytes(frame) for frame in each] for each in WRONG), frames)
-    assert [type(message) for message in box.read()] == [AddMany]
+    assert [type(message) for message in box.read()] == [AddRequests]
     assert box.bad == len(WRONG)
     behind_name = inbox([b"engine-0", *frames], [b"engine-0"], head=1)
-    assert [type(message) for message in behind_name.read()] == [AddMany]
+    assert [type(message) for message in behind_name.read()] == [AddRequests]
     assert behind_name.bad == 1
 
 

@@ -12,7 +12,7 @@ from beside_cpu import answers, compare_all, opened
 from results import Result
 from workbench import Part, Workbench
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 
 _MOST, _FEW = 12, 40
@@ -73,7 +73,7 @@ def _tokens(folder: Path, device: str, dtype: str) -> list[list[int]]:
     """What four prompts of several lengths, which do not all fit in a step, are continued with."""
     with opened(folder, device, dtype=dtype, max_num_seqs=4, max_num_batched_tokens=32) as runner:
         greedy = Sampling(max_tokens=10, temperature=0)
-        requests = [Add(id=at, tokens=prompt, params=greedy) for at, prompt in enumerate(_prompts())]
+        requests = [AddRequest(id=at, tokens=prompt, params=greedy) for at, prompt in enumerate(_prompts())]
         return answers(folder, runner, requests)[0]
 
 

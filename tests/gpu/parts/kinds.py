@@ -11,8 +11,8 @@ from beside_cpu import answers, compare_all, compared, opened
 from results import Result
 from workbench import Part, Workbench
 
-from engine_core.features.guesses.model_guesser import ModelGuesser
-from engine_core.protocol import Add, Source
+from engine_core.features.speculation.model_speculator import ModelSpeculator
+from engine_core.protocol import AddRequest, Source
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from worker.buffers import Buffer
@@ -57,18 +57,18 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
     drafter = DrafterConfig(folder=str(head), model=config, conversion=conversion, method=kind, most=_MOST)
     prompts = [[(11 * at + 7 * number) % 290 + 10 for at in range(5 + 9 * number)] for number in range(4)]
     greedy = Sampling(max_tokens=16, temperature=0)
-    requests = [Add(id=at, tokens=prompt, params=greedy) for at, prompt in enumerate(prompts)]
+    requests = [AddRequest(id=at, tokens=prompt, params=greedy) for at, prompt in enumerate(prompts)]
     found: list[list[list[int]]] = []
     drafts: list[list[list[int]]] = []
     totals: list[tuple[int, int]] = []
-    ModelGuesser.lengths = _always  # whatever pays
-    offer = ModelGuesser.offer
+    ModelSpeculator.lengths = _always  # whatever pays
+    offer = ModelSpeculator.offer
 
-    def noted(self: ModelGuesser, seq: Any, guesses: list[int]) -> None:
+    def noted(self: ModelSpeculator, seq: Any, guesses: list[int]) -> None:
         drafts[-1].append([*seq.tokens, *guesses])
         offer(self, seq, guesses)
 
-    ModelGuesser.offer = noted
+    ModelSpeculator.offer = noted
     for where, given in (("cpu", None), ("cpu", drafter), (device, drafter)):
         asked = {} if given is None else {"method": kind, "model": str(head)}
         drafts.append([])
@@ -82,7 +82,7 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
     return compared(kind, [found[2], drafts[2]], [found[0], drafts[1]], more)
 
 
-def _always(self: ModelGuesser, seqs: Collection[Any]) -> dict[Any, int]:
+def _always(self: ModelSpeculator, seqs: Collection[Any]) -> dict[Any, int]:
     return {seq: _MOST for seq in seqs if seq in self._drafted}  # pyright: ignore[reportPrivateUsage]
 
 
@@ -94,13 +94,13 @@ def _compare_speech(kind: str, folder: Path, device: str) -> Result:
     numbers = np.random.default_rng(3)
     prompt = [IDS["<|startoftranscript|>"], IDS["<|en|>"], IDS["<|transcribe|>"]]
     stamps = Timestamps(FIRST_STAMP, END, IDS["<|notimestamps|>"], 50)
-    requests: list[Add] = []
+    requests: list[AddRequest] = []
     for number in range(3):
         features = numbers.standard_normal((80, 3000)).astype(np.float32)
         source = Source(str(number), 1500, features=Buffer(features.tobytes()))
         for at, rules in enumerate((None, stamps)):
             params = Sampling(max_tokens=12, temperature=0, timestamps=rules)
-            requests.append(Add(id=2 * number + at, tokens=prompt, params=params, source=source))
+            requests.append(AddRequest(id=2 * number + at, tokens=prompt, params=params, source=source))
     found: list[list[list[int]]] = []
     for where in ("cpu", device):
         with opened(folder, where, dtype="float32") as runner:

@@ -11,7 +11,7 @@ from results import Result
 from scheduled import Loop
 from workbench import Part, Workbench
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import Sampling
 
 _REQUESTS, _LIVE = 2000, 300
@@ -21,11 +21,11 @@ _FLAT = 16 << 20
 """Bytes by which tensors may grow in the second half."""
 
 
-def _requests(bench: Workbench, first: int, count: int) -> list[Add]:
+def _requests(bench: Workbench, first: int, count: int) -> list[AddRequest]:
     """Requests of mixed lengths, half of which begin alike, greedy or with seeds and filters."""
     chance = random.Random(first)
     shared = [[chance.randrange(3, 2000) for _ in range(bench.tokens(512))] for _ in range(_PREFIXES)]
-    requests: list[Add] = []
+    requests: list[AddRequest] = []
     for number in range(first, first + count):
         length = 1 + int(bench.tokens(1500) * chance.random() ** 3)
         tokens = [chance.randrange(3, 2000) for _ in range(length)]
@@ -38,7 +38,7 @@ def _requests(bench: Workbench, first: int, count: int) -> list[Add]:
             top_k=chance.choice((0, 0, 40)),
             seed=number,
         )
-        requests.append(Add(id=number, tokens=tokens, params=params))
+        requests.append(AddRequest(id=number, tokens=tokens, params=params))
     return requests
 
 
@@ -74,7 +74,7 @@ def run_long(bench: Workbench) -> Iterator[Result]:
         yield Result("seeds repeat, before and after", text, wrong=int(differ > 0))
 
 
-def _drive(loop: Loop, requests: list[Add], live: int) -> int:
+def _drive(loop: Loop, requests: list[AddRequest], live: int) -> int:
     """Keep so many requests under way until all are answered; returns how many were aborted."""
     chance, aborted = random.Random(1), 0
     waiting = requests[::-1]

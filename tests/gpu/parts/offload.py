@@ -11,9 +11,9 @@ from dummy import GREEDY, Dummy, opened
 from results import Result
 from workbench import Part, Workbench
 
-from worker.disk.block_read import BlockRead
-from worker.disk.host_store import HostStore
-from worker.disk.tiered_store import TieredStore
+from worker.cache_tiers.block_read import BlockRead
+from worker.cache_tiers.host_store import HostStore
+from worker.cache_tiers.tiered_store import TieredStore
 
 _GIB, _BLOCKS, _PATIENCE = 2.0, 96, 30.0
 _NAMES = [b"block %d" % block for block in range(_BLOCKS)]

@@ -18,7 +18,7 @@ from shapes import Shape, shallow
 from torch import Tensor
 from workbench import Part, Workbench
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import NewSeq, Sampling, SeqStep
 
 REPORTED = Sampling(max_tokens=10_000, temperature=1.1, top_k=50, seed=2, logprobs=2, presence_penalty=0.5)
@@ -155,7 +155,7 @@ def compare_depths(bench: Workbench) -> Iterator[Result]:
         with opened(bench, bench.shape("0.6B"), rows=count, longest=2 * length, steps_ahead=ahead) as dummy:
             dummy.make_graphs()
             requests = [
-                Add(
+                AddRequest(
                     id=number,
                     tokens=[(7 * number + at) % 2000 + 3 for at in range(1 + number * length // count)],
                     params=Sampling(max_tokens=length // 4, temperature=number % 2, seed=number),

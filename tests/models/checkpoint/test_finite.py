@@ -15,7 +15,7 @@ from models.checkpoint.damage import FiniteCheck
 from models.checkpoint.files import Upload
 from models.config import read_config
 from models.loader import LoadOptions, load_model
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 NAN, INFINITE = float("nan"), float("inf")
 

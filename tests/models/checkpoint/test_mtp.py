@@ -13,7 +13,7 @@ from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 PROMPT = [7, 30, 299, 4, 18, 18, 120]
 LAYERS = 2

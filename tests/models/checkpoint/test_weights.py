@@ -18,7 +18,7 @@ from models.families.decoders.llama import LlamaForCausalLM
 from models.loader import LoadOptions, load_model
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 CPU = torch.device("cpu")
 HOST_GENERATOR = torch.Generator()

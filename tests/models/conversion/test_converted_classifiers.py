@@ -23,7 +23,7 @@ from tiny import hf_logits, tiny_checkpoint
 from tokenizers import Tokenizer
 
 from models.pooling.config import PLAIN, TWO_WAY
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 from worker import logs
 
 CLASSIFIERS = [

@@ -21,7 +21,7 @@ from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from models.registry import UnknownArchitecture
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=19)
 _WINDOW = 6

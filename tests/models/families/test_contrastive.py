@@ -32,7 +32,7 @@ from models.parallel.parallel import Parallel
 from models.pooling.pooler import PoolBatch
 from models.towers.blocks import segments
 from models.towers.tower import TowerInput, finish
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 ARCHITECTURES = ["CLIPModel", "SiglipModel", "Siglip2Model"]
 Prompt = Sequence[int] | TowerInput

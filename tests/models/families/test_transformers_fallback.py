@@ -18,7 +18,7 @@ from models.config import read_config
 from models.families.transformers_fallback import TransformersForCausalLM, UnsupportedModel, knows
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
 """Untied and parallel sublayers; tied with scaled logits and norms of q and k; windows and biases."""

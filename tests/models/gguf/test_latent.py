@@ -20,7 +20,7 @@ from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
 from models.gguf.tensors import open_gguf
 from models.plain_files import FileError
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 WIDTHS: dict[str, object] = {
     "hidden_size": 64,

@@ -27,7 +27,7 @@ from models.ops.grouped_matrix import Grouped, widen
 from models.quantization.matrices import read_matrix
 from models.quantization.methods.gguf import Gguf, GgufFields
 from models.weight_coding import SavedQuantization
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128}
 PUBLISHED = Recipe("Q8_0", {"exps": "MXFP4"})

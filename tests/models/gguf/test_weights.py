@@ -31,7 +31,7 @@ from models.parallel.parallel import Parallel
 from models.quantization.matrices import FORMATS, read_matrix
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES, Gguf, GgufFields
 from models.weight_coding import SavedQuantization
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 SHAPE = {
     "hidden_size": 256,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 from torch import Tensor
 
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 PROMPT = list(range(40, 61))
 

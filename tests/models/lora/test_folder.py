@@ -7,7 +7,7 @@ import pytest
 from adapter_files import write_adapter
 
 from engine_core.config import EngineConfig
-from engine_core.startup import find_checkpoint
+from engine_core.resolve_checkpoint import find_checkpoint
 from models.config import ConfigError
 from models.lora_config import merged_adapter
 

@@ -15,7 +15,7 @@ from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
 from engine_core.config import EngineConfig
-from engine_core.startup import find_checkpoint
+from engine_core.resolve_checkpoint import find_checkpoint
 from models.mistral.folder import is_mistral, make_folder, raw_config
 from models.plain_files import FileError
 from server.text.tokenizer import Tokenizer

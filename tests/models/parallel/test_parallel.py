@@ -18,7 +18,7 @@ from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.registry import ARCHITECTURES as OWN
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 STAGES = 3
 

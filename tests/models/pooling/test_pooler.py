@@ -21,7 +21,7 @@ from models.model import ModelSetup
 from models.pooling.config import Activation, PoolingConfig
 from models.pooling.pooler import PoolBatch, Pooler
 from models.pooling.sentence_files import Dense, LayerNorm, Mode, Normalize
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 THEIRS = Later("sentence_transformers.sentence_transformer.modules")
 SIZE = 48

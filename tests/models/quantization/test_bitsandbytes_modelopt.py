@@ -18,7 +18,7 @@ from models.config import ConfigError, read_config
 from models.ops.grouped_matrix import Grouped, widen
 from models.quantization.config import check_quantization, read_quantization
 from models.quantization.matrices import read_matrix
-from models.weight_pieces import Cut, WeightsError
+from models.weight_slices import Cut, WeightsError
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 NF4 = (

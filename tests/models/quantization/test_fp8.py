@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 

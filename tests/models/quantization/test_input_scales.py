@@ -16,7 +16,7 @@ from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 STATIC: dict[str, object] = {"quant_method": "fp8", "activation_scheme": "static"}
 

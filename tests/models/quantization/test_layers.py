@@ -21,7 +21,7 @@ from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.quantization.config import METHODS
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 from worker.kernels.cpu import operations
 
 RECIPE = Recipe(method="gptq", group=32, symmetric=False, act_order=True)

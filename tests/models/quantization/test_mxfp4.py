@@ -21,7 +21,7 @@ from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.experts import Placement
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

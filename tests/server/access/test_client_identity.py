@@ -10,7 +10,7 @@ from fake_frontend import FakeFrontend, that_embeds_too
 
 from server.access.client_identity import ANYONE, Caller
 from server.errors import TooManyRequests
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 COMPLETION = ("/v1/completions", {"prompt": "hi", "max_tokens": 1})
 EMBEDDING = ("/v1/embeddings", {"input": ["hi", "you"]})

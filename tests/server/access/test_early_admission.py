@@ -15,7 +15,7 @@ from server.access.request_state import state_of
 from server.app import early_admission
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 ADDRESS = "10.0.0.1"
 """The address of all fake connections."""

@@ -13,7 +13,7 @@ from engine_core.reason_codes import DEADLINE
 from server.access import client_identity
 from server.access.client_identity import TimeLimits, of_later_texts
 from server.errors import DeadlineExceeded, TooLate, from_engine
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 CALLS: dict[str, Any] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},

@@ -8,7 +8,7 @@ from server.access.keyring import Access
 from server.batches import app_call
 from server.batches.app_call import OwnerCalls
 from server.metrics.server_metrics import Metrics
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 
 @pytest.mark.parametrize(

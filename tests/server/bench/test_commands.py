@@ -14,7 +14,7 @@ from server.bench import serve_benchmark
 from server.bench.load_generator import Load, Result
 from server.bench.serve_options import BenchError, LoadOptions, parse
 from server.commands import BAD_USAGE, FAILED, run
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 
 
 def options(*arguments: str) -> LoadOptions:

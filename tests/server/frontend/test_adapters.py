@@ -21,7 +21,7 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.http.error_answers import READY, loading
 from server.metrics.server_metrics import Metrics
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from worker.calls.messages import AdapterFacts
 
 

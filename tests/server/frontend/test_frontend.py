@@ -25,9 +25,9 @@ from server.frontend.frontend import Frontend
 from server.frontend.text_output import ALL_TOKENS
 from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
-from server.options.server_options import parse
-from server.requests.pooling import Item
-from server.requests.sampling import SamplingParams
+from server.options.parse_server_options import parse
+from server.requests.pooling import PooledText
+from server.requests.sampling_params import SamplingParams
 from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]
@@ -332,7 +332,7 @@ async def test_a_request_whose_places_others_get_ends_with_an_error(
     first = frontend.admissions.admit(busy, 2)
     generation = await started(frontend.generate([1], SamplingParams(n=2), admission=first))
     second = frontend.admissions.admit(busy, 2)
-    pooling = await beginning(frontend.pool([Item([1], Pooling(task="embed"))] * 2, admission=second))
+    pooling = await beginning(frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, admission=second))
     late = frontend.admissions.admit(other, 1)
     with pytest.raises(TooManyRequests, match="newest of your requests") as caught:
         await pooling
@@ -355,7 +355,7 @@ async def test_a_request_that_lost_its_places_before_it_was_sent_is_not_sent(
     with pytest.raises(TooManyRequests):
         frontend.generate([1], SamplingParams(n=4), admission=mine)
     with pytest.raises(TooManyRequests):
-        await frontend.pool([Item([1], Pooling(task="embed"))] * 2, admission=mine)
+        await frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, admission=mine)
     assert not client.submitted
 
 

@@ -10,15 +10,15 @@ from reading import beginning
 from engine_core.engine_stats import Timing
 from server.errors import Internal, Overloaded, Unavailable
 from server.frontend.frontend import Frontend
-from server.requests.pooling import Item
+from server.requests.pooling import PooledText
 from server.requests.vectors import as_array
 from worker.protocol import Pooling
 
 GetReady = Callable[..., Awaitable[Frontend]]
 
 
-def items(count: int) -> list[Item]:
-    return [Item([i % 400, 1], Pooling(task="embed")) for i in range(count)]
+def items(count: int) -> list[PooledText]:
+    return [PooledText([i % 400, 1], Pooling(task="embed")) for i in range(count)]
 
 
 async def test_texts_are_pooled_in_order(client: FakeClient, frontend: Frontend) -> None:

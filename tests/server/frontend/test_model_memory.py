@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from server.frontend import model_memory
 from server.frontend.model_memory import CARD_OVERHEAD, OVERHEAD, CardMemory, HostMemory, open_memory
-from server.options.server_options import read
+from server.options.parse_server_options import read
 from worker.options import WorkerOptions
 
 GIB = 1 << 30

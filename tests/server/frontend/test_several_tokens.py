@@ -12,11 +12,11 @@ from untimed import untimed
 
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.protocol import Finish, Tokens
-from server.answers.answer_reader import AnswerReader
-from server.answers.dialects import DIALECTS_BY_NAME, THINKING
 from server.frontend.text_output import Delta, TextOutput
 from server.offline.output_builder import OutputBuilder
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.output_parsing.answer_reader import AnswerReader
+from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs
 
 TOKENIZER = byte_tokenizer()

@@ -8,7 +8,7 @@ import pytest
 from engine_core.engine_stats import Timing
 from engine_core.protocol import Tokens
 from server.frontend.text_output import Delta, TextOutput
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.text.detokenizer import BROKEN
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs

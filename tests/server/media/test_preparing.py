@@ -20,8 +20,8 @@ from models.media.registry import make_processor
 from server.errors import ApiError
 from server.helpers.job import Ended
 from server.helpers.job_queue import Helpers
-from server.media.kept_items import Item, KeptItems
-from server.media.parts import MediaFile
+from server.media.media_cache import KeptItem, MediaCache
+from server.media.media_parts import MediaFile
 from server.media.preparing import MEDIA, Preparer, PreparingLimits, PreparingOrder
 
 pytestmark = pytest.mark.slow(3)
@@ -31,12 +31,12 @@ PICTURE = MediaFile(saved(NOISE))
 
 
 @asynccontextmanager
-async def preparing(kept: KeptItems | None = None, **limits: Any) -> AsyncIterator[Preparer]:
+async def preparing(kept: MediaCache | None = None, **limits: Any) -> AsyncIterator[Preparer]:
     helpers = Helpers()
     bounds = {name: limits.pop(name) for name in ("pixels", "embeddings") if name in limits}
     job = replace(MEDIA, **limits)
     try:
-        yield Preparer(helpers, QWEN, kept or KeptItems(1 << 30), PreparingLimits(**bounds), job)
+        yield Preparer(helpers, QWEN, kept or MediaCache(1 << 30), PreparingLimits(**bounds), job)
     finally:
         helpers.close()
 
@@ -74,7 +74,7 @@ async def test_low_detail_fits_a_picture_into_a_square() -> None:
 
 
 async def test_the_same_file_is_prepared_once() -> None:
-    kept = KeptItems(1 << 30)
+    kept = MediaCache(1 << 30)
     async with preparing(kept, processes=2) as preparer:
         items = await asyncio.gather(*[preparer.prepare(PICTURE) for _ in range(4)])
         assert all(item is items[0] for item in items)
@@ -115,8 +115,8 @@ async def test_a_picture_gets_only_so_much_memory() -> None:
 
 def test_items_are_kept_within_bytes_and_named_within_keys() -> None:
     prepared = make_processor(QWEN).prepare(NOISE)
-    items = [Item(bytes([n]), prepared) for n in range(4)]
-    kept = KeptItems(3 * (prepared.pixels.nbytes + 1024))
+    items = [KeptItem(bytes([n]), prepared) for n in range(4)]
+    kept = MediaCache(3 * (prepared.pixels.nbytes + 1024))
     for item in items[:3]:
         kept.put(item)
         kept.name(f"n{item.hash[0]}", "key", "salt", item)
@@ -128,7 +128,10 @@ def test_items_are_kept_within_bytes_and_named_within_keys() -> None:
         kept.named("n0", "key", "") is kept.named("n0", "", "salt") is kept.named("n0k", "ey", "salt") is None
     )
     assert kept.bytes == 3 * (prepared.pixels.nbytes + 1024)
-    assert kept.put(Item(b"", msgspec.structs.replace(prepared, pixels=memoryview(bytes(10**7))))).hash == b""
+    assert (
+        kept.put(KeptItem(b"", msgspec.structs.replace(prepared, pixels=memoryview(bytes(10**7))))).hash
+        == b""
+    )
     assert kept.get(items[0].hash) is items[0]
-    small = KeptItems(10)
+    small = MediaCache(10)
     assert small.put(items[0]) is items[0] and small.get(items[0].hash) is None and small.bytes == 0

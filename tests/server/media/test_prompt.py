@@ -13,13 +13,13 @@ from tokenizers import models, normalizers
 
 from models.media.item import Layout
 from models.media.registry import make_processor
-from server.api.chat import ChatRequest
 from server.errors import BadRequest
-from server.media.parts import MediaPart
+from server.media.media_parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded, Placed, cut_prompt
 from server.model_facts import Facts, MediaFacts
 from server.reading.other_apis import count_tokens
 from server.reading.prompts import ReadingContext, ReadingOptions, read_chat
+from server.schemas.chat import ChatRequest
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 

@@ -192,7 +192,8 @@ def test_lines_that_the_log_lost_are_counted_once(monkeypatch: pytest.MonkeyPatc
 
 def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from server.options.server_options import share_metrics\n"
+        "import sys; from pathlib import Path\n"
+        "from server.options.parse_server_options import share_metrics\n"
         "folder = Path(sys.argv[1]); share_metrics(folder)\n"
         "from server.metrics.server_metrics import Metrics\n"
         "metrics = Metrics('m', folder); metrics.count_tokens(5, 0); metrics.rejected()\n"

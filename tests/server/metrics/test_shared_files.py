@@ -16,7 +16,7 @@ import resource, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from server.metrics import shared_files
-from server.options.server_options import share_metrics
+from server.options.parse_server_options import share_metrics
 folder = Path(sys.argv[1])
 shared_files.FIRST_BYTES = 1 << 16
 assert shared_files.make_files(folder) is None

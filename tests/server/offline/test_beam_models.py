@@ -11,7 +11,7 @@ from sizes import engine_config
 from tiny import hf_logits, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Tokens
+from engine_core.protocol import AddRequest, Tokens
 from server.requests.beam_rounds import FIRST_ROUND, Beam, BeamParams, BeamRound, BeamRules, advance
 from worker.protocol import Sampling, TokenLogprobs
 
@@ -45,7 +45,7 @@ class Searched:
         known = len(self._prompt) if self.round is not FIRST_ROUND else 0
         for index, beam in enumerate(self.round.followed):
             tokens, params = [*self._prompt, *beam.tokens], self._rules.sampling(self.round)
-            add = Add(id=100 * self._number + index, tokens=tokens, params=params, prompt_len=known)
+            add = AddRequest(id=100 * self._number + index, tokens=tokens, params=params, prompt_len=known)
             self._engine.add(0, add)
 
     def take(self, answer: Tokens) -> None:
@@ -69,7 +69,7 @@ def run(folder: Path, **limits: object) -> tuple[list[list[Beam]], dict[int, lis
     running: list[Searched] = []
     for number, (prompt, params) in enumerate(searches()):
         running.append(Searched(engine, number, prompt, params))
-        add = Add(id=100 * (100 + number), tokens=prompt, params=Sampling(LONGEST, seed=number))
+        add = AddRequest(id=100 * (100 + number), tokens=prompt, params=Sampling(LONGEST, seed=number))
         engine.add(0, add)
     drawn: dict[int, list[int]] = {}
     while engine.busy:

@@ -9,7 +9,7 @@ import pytest
 
 from facet import AsyncEngineArgs, EngineArgs, ModelRegistry, PoolerConfig
 from models.plugins import registered
-from server.options.server_options import from_python
+from server.options.parse_server_options import from_python
 
 
 def test_options_are_checked_at_once_and_can_be_changed():

@@ -14,7 +14,7 @@ from facet import BadRequest
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from server.offline.llm import LLM
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 ONE, TWO = noise(60, 44), noise(90, 31)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

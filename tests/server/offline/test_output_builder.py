@@ -8,7 +8,7 @@ from server.errors import Internal
 from server.frontend.text_output import Delta
 from server.offline.output_builder import OutputBuilder
 from server.offline.request_outputs import CompletionOutput, Logprob, RequestOutput
-from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs
 
 TOKENIZER = byte_tokenizer()

@@ -26,7 +26,7 @@ from server.offline.async_llm import AsyncLLM
 from server.offline.llm import LLM
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 ONE, TWO = noise(40, 28), noise(31, 90)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

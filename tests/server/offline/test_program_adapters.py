@@ -19,7 +19,7 @@ from facet import (
     SamplingParams,
 )
 from models.checkpoint.hub import DEMO
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 
 pytestmark = pytest.mark.turns(3)
 

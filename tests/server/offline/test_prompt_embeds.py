@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint
 
 from facet import AsyncLLM, BadRequest
 from server.offline.llm import LLM
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 IDS = [[0, *range(7, 90), 5], [0, *range(7, 60)], [0, 9, 9, 30, 4], [0, *range(7, 90), 8, 3]]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

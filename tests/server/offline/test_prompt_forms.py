@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from server.errors import BadRequest
-from server.media.inline import InlineFiles
+from server.media.inline_files import InlineFiles
 from server.offline.prompt_forms import Prompt, for_each, read_conversations, read_prompts, read_sides
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 USER = {"role": "user", "content": "a"}
 

@@ -9,7 +9,7 @@ from pictured import Prompt
 from pictured_chat import write_chat_files
 
 from server.offline.llm import LLM
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from worker.protocol import MediaPlace
 
 NAMES = ("<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")

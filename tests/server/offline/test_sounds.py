@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from server.errors import BadRequest
 from server.offline.llm import LLM
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow(3)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -9,7 +9,7 @@ from tiny_sources import END, LANGUAGE, START, make
 from server.errors import BadRequest
 from server.offline.llm import LLM
 from server.requests.beam_search import BeamSearchParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 TEXTS = ["the man looks at the sea", "a", "one two three four five six seven eight"]
 

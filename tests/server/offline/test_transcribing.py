@@ -13,7 +13,7 @@ from sounds import noise, written
 
 from facet import LLM
 from server.errors import BadRequest
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow(3)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.options.option_table import OptionError
-from server.options.server_options import parse
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import parse
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from models.media.files import with_settings
 from models.media.item import Video
 from models.media.qwen_vl import Qwen3VLProcessor, QwenVLProcessor
 from server.options.media_io import MediaIo, VideoIo, read_media_io
-from server.options.option_table import OptionError
-from server.options.server_options import from_python
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import from_python
 
 
 def test_later_options_override_earlier_ones_field_by_field() -> None:

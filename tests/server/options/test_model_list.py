@@ -6,8 +6,8 @@ import pytest
 
 from server.options import model_list
 from server.options.model_list import ModelEntry, uses_cards
-from server.options.option_table import OptionError
-from server.options.server_options import parse, read
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import parse, read
 
 FILE = """
 [[models]]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
-from server.options.server_options import from_python, parse
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import from_python, parse
+from server.options.server_flags import ServerConfig
 
 
 def read(**keywords: object) -> ServerConfig:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from server.options.foreign_options import VLLM_FLAGS
-from server.options.option_table import OptionError
-from server.options.server_config import ServerConfig
-from server.options.server_options import from_python, parse
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import from_python, parse
+from server.options.server_flags import ServerConfig
 
 PAGE = Path(__file__).parents[3] / "docs/options.md"
 

@@ -8,9 +8,9 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
-from server.api.chat import ChatRequest
 from server.app import openapi_schema
 from server.page import api_page
+from server.schemas.chat import ChatRequest
 
 
 @pytest.mark.slow(2)

@@ -17,7 +17,7 @@ from server.access.client_identity import ANYONE
 from server.errors import Unavailable
 from server.http.error_answers import READY as SERVER_READY
 from server.http.error_answers import loading
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 from server.page.routes import WATCH
 
 VIEWS = "[...document.querySelectorAll('.views li:not([hidden])')].map(one => one.innerText.trim()).join('|')"

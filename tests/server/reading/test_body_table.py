@@ -3,11 +3,11 @@
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.fields import Body
 from server.app import OLLAMA_ROUTERS, ROUTERS
 from server.http.endpoint import Endpoint
 from server.reading.body_table import BY_NAME, MANY_TEXTS, OTHER_BODY, USUAL_BODY
 from server.reading.endpoint_table import BY_PATH, TABLE
+from server.schemas.body import Body
 
 OTHERS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.api.messages import Message
 from server.reading.system_messages import arranged
+from server.schemas.messages import Message
 from server.text.chat_template import ChatTemplate
 
 ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

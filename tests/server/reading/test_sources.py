@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from fake_frontend import FakeFrontend
 
-from server.api.chat import ChatRequest
-from server.api.completions import CompletionRequest
 from server.errors import BadRequest
 from server.reading.prompts import ReadingContext, ReadingOptions, read_chat, read_completion
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
 from server.source_facts import SourceFacts
 
 

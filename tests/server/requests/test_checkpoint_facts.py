@@ -10,7 +10,7 @@ from model_facts import READY, changed
 
 from models.config import ConfigError
 from server.model_facts import Facts
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.requests.checkpoint_facts import find_facts, load_tokenizer, open_tokenizer, tokenizer_files
 from server.requests.scoring import QWEN3_RERANKER
 

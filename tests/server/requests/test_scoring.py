@@ -11,7 +11,7 @@ from pooling_facts import bert, facts
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
-from server.requests.pooling import Item, Truncation
+from server.requests.pooling import PooledText, Truncation
 from server.requests.scoring import (
     QUERIES_AT_ONCE,
     QWEN3_RERANKER,
@@ -71,7 +71,7 @@ def with_template(source: str | None) -> Tokenizer:
     return Tokenizer(zoo.byte_level(), ChatTemplate({"default": source} if source else {}, {}))
 
 
-def text_of(item: Item, tokenizer: Tokenizer) -> str:
+def text_of(item: PooledText, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(item.tokens)
 
 

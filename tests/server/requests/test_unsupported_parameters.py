@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import BadRequest
-from server.requests.sampling import SamplingParams
+from server.requests.sampling_params import SamplingParams
 from server.requests.unsupported_parameters import UnsupportedSampling, refuse_keywords
 
 NAMES = UnsupportedSampling.__struct_fields__

@@ -9,11 +9,11 @@ import pytest
 from fastapi import Response
 
 from engine_core.protocol import Grammar
-from server.answers.answer_format import AnswerFormat
-from server.answers.dialects import THINKING_BY_NAME, ThinkingMarkers
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
+from server.output_parsing.answer_format import AnswerFormat
+from server.output_parsing.tool_call_dialects import THINKING_BY_NAME, ThinkingMarkers
 from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
 from server.routes.request_context import with_warnings
 

@@ -9,7 +9,7 @@ from fake_frontend import FakeFrontend
 from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Thinking
-from server.answers.format_detection import find_format
+from server.output_parsing.format_detection import find_format
 
 PATH = "/v1/completions"
 

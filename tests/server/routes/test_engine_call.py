@@ -8,7 +8,7 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
 from server.access.client_identity import ANYONE
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 CALLS: dict[str, Any] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},

@@ -8,9 +8,9 @@ import pytest
 from fake_api import assert_the_same_if_long, make_app, make_client
 from fake_frontend import FakeFrontend, FakeLongBodies
 
-from server.api.fields import LONG
 from server.http.connection.bodies import BODY_MEMORY
 from server.model_facts import Limits
+from server.schemas.body import LONG
 
 TALK = [
     {"role": "system", "content": "be"},

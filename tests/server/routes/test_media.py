@@ -23,9 +23,9 @@ from starlette.types import ASGIApp
 from engine_core.prompt_media import Media
 from models.media.registry import make_processor
 from server.http import endpoint
-from server.media.inline import SHORTEST, InlineFiles
-from server.media.parts import MediaFile
-from server.media.reader import MediaReader
+from server.media.inline_files import SHORTEST, InlineFiles
+from server.media.media_parts import MediaFile
+from server.media.media_reader import MediaReader
 
 CHAT = "/v1/chat/completions"
 

@@ -15,7 +15,7 @@ from server.access.request_state import state_of
 from server.batches.app_call import OwnerCalls
 from server.errors import ApiError, NotFound, Unavailable
 from server.frontend.many_models import ManyModels, Named
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.routes import model_choice
 from server.routes.model_choice import ModelChoice
 

@@ -12,7 +12,7 @@ from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
-from server.requests.pooling import Item
+from server.requests.pooling import PooledText
 from worker.protocol import Vectors
 
 pytestmark = pytest.mark.usefixtures("embedder")
@@ -31,7 +31,7 @@ JSON = {
 }
 
 
-def answer(item: Item) -> Vectors:
+def answer(item: PooledText) -> Vectors:
     params = item.params
     first = (
         vectors([2, 4])

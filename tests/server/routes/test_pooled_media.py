@@ -12,7 +12,7 @@ from media_frontend import PAD, PICTURE, SMALL, data_url, seeing
 from msgspec.structs import replace
 
 from models.pooling.config import PoolingConfig
-from server.media.reader import MediaReader
+from server.media.media_reader import MediaReader
 from server.options.media_options import MediaOptions
 
 EMBED = "/v1/embeddings"

@@ -14,7 +14,7 @@ from media_frontend import PICTURE, data_url, seeing
 
 from engine_core.prompt_media import Media
 from server.http.connection import bodies
-from server.media.rows import cut_rows
+from server.media.prompt_embeds import cut_rows
 from server.reading.body_table import USUAL_BODY
 
 PATH = "/v1/completions"

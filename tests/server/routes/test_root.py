@@ -4,7 +4,7 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
-from server.options.server_config import AccessOptions
+from server.options.server_flags import AccessOptions
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from engine_core.engine_stats import Timing
 from server.errors import Overloaded, Unavailable
-from server.options.server_config import ReportOptions
+from server.options.server_flags import ReportOptions
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
 TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20})

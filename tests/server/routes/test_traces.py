@@ -16,8 +16,8 @@ from fake_frontend import FakeFrontend
 
 from engine_core.engine_stats import Timing
 from server.options.option_checks import check_traces
-from server.options.option_table import OptionError
-from server.options.server_config import ReportOptions
+from server.options.option_parsing import OptionError
+from server.options.server_flags import ReportOptions
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

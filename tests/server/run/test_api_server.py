@@ -14,8 +14,8 @@ from adapter_files import write_adapter
 from server.commands import bind
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
-from server.options.server_options import parse
-from server.run.api_processes import NOTHING_LEFT
+from server.options.parse_server_options import parse
+from server.run.api_children import NOTHING_LEFT
 from server.run.api_server import ApiServer
 from worker.child import BROKE
 

@@ -5,7 +5,7 @@ import pytest
 from engine_core.config import Address, EngineConfig
 from engine_core.protocol import PROTOCOL, Welcome
 from engine_core.wire.headless_join import Refused
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.run import headless
 
 KEY = ["--cluster-key", "a secret of sixteen characters or more", "--headless"]

@@ -12,7 +12,7 @@ import pytest_asyncio
 from certificates import make_certificate
 
 from server.commands import bind
-from server.options.server_options import parse
+from server.options.parse_server_options import parse
 from server.run import standby
 from server.run.standby import Standby
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.options.option_table import OptionError
-from server.options.server_options import parse
+from server.options.option_parsing import OptionError
+from server.options.parse_server_options import parse
 from server.run.start_checks import check_kept
 
 

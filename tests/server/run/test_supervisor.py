@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.options.server_options import parse
-from server.run.api_process import in_loop
-from server.run.api_processes import (
+from server.options.parse_server_options import parse
+from server.run.api_children import (
     NOTHING_LEFT,
     CutOff,
     EngineExited,
@@ -25,6 +24,7 @@ from server.run.api_processes import (
     Message,
     Reload,
 )
+from server.run.api_main import in_loop
 from server.run.supervisor import ServiceManager, Supervisor
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.machine import service_manager

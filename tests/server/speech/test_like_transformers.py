@@ -11,9 +11,9 @@ from sounds import noise, silence, tone
 from speech_engines import TransformersEngine
 from whole_recordings import log_mel
 
-from server.speech.asked import Asked
-from server.speech.job import Job
 from server.speech.quality import Thresholds
+from server.speech.transcribe import TranscriptionJob
+from server.speech.transcription import Asked
 from server.speech.vocabulary import SpeechTokens, read_tokens
 
 pytestmark = pytest.mark.slow(3)
@@ -75,7 +75,7 @@ async def test_segments_are_those_of_transformers(
     asked = Asked(
         language="de", task="translate", prompt=(72, 105), conditions=conditions, thresholds=ALL_GOOD
     )
-    job = Job(engine, known, recording, asked)
+    job = TranscriptionJob(engine, known, recording, asked)
     text = "".join([text async for text in job.run()])
     assert text == job.text
     said = [one for one in wanted if any(one["tokens"] < 256)]

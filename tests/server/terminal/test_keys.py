@@ -9,7 +9,7 @@ import pytest
 
 from server.access.key_file import read_keys
 from server.commands import BAD_USAGE
-from server.options.option_table import OptionError
+from server.options.option_parsing import OptionError
 from server.terminal.keys import run
 
 

@@ -12,7 +12,7 @@ from sizes import worker_config
 
 from models.layers.attention import Attention, CachedAttention
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
-from worker.cache.kv_cache import size_cache
+from worker.cache.kv_cache_size import size_cache
 from worker.capacity import CacheBudget, WorkerLimits
 from worker.devices.cpu import Cpu
 from worker.worker_facts import blocks_held

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from models.checkpoint.files import open_source
 from models.checkpoint.weights import open_weights
-from models.weight_pieces import Cut
-from worker.cache.kv_cache import Cache, CacheSize
+from models.weight_slices import Cut
+from worker.cache.kv_cache_size import Cache, CacheSize
 from worker.host import memory
 from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
 

@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint
 
 from engine_core.adapters.messages import Adapter
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from models.lora_config import TENSORS_FILE
 from worker.protocol import Sampling
 
@@ -44,12 +44,14 @@ def write_other_layers(folder: Path, to: Path) -> None:
     )
 
 
-def asked(adapters: list[Adapter]) -> list[Add]:
+def asked(adapters: list[Adapter]) -> list[AddRequest]:
     """Each prompt for the base and for each adapter."""
     params = Sampling(max_tokens=5, temperature=0, logprobs=0)
     chosen = ["", *(each.digest for each in adapters)]
     pairs = [(prompt, digest) for prompt in PROMPTS for digest in chosen]
-    return [Add(id=id, tokens=tokens, params=params, adapter=by) for id, (tokens, by) in enumerate(pairs)]
+    return [
+        AddRequest(id=id, tokens=tokens, params=params, adapter=by) for id, (tokens, by) in enumerate(pairs)
+    ]
 
 
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)

@@ -21,7 +21,7 @@ from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
 from tiny_shapes import SHARED_CACHES
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.protocol import AddRequest, Failed, Pooled, Tokens
 from models import registry
 from models.config import read_config
 from worker.config import WorkerConfig
@@ -65,7 +65,7 @@ class Results:
             np.testing.assert_allclose(self.vectors[id], vector, atol=1e-5, rtol=0)
 
 
-def run(engine: Engine, adds: list[Add]) -> Results:
+def run(engine: Engine, adds: list[AddRequest]) -> Results:
     for add in adds:
         engine.add(0, add)
     results = Results()
@@ -84,15 +84,15 @@ def run(engine: Engine, adds: list[Add]) -> Results:
     return results
 
 
-def write(id: int, tokens: list[int], **given: object) -> Add:
+def write(id: int, tokens: list[int], **given: object) -> AddRequest:
     params = {"max_tokens": OUTPUT, "temperature": 0, "logprobs": 0, **given}
-    return Add(id=id, tokens=tokens, params=Sampling(**params))  # pyright: ignore[reportArgumentType]
+    return AddRequest(id=id, tokens=tokens, params=Sampling(**params))  # pyright: ignore[reportArgumentType]
 
 
-def pools(task: str, first_id: int = 0) -> list[Add]:
+def pools(task: str, first_id: int = 0) -> list[AddRequest]:
     """All texts, to be pooled."""
     params = Pooling(task=task)  # pyright: ignore[reportArgumentType]
-    return [Add(id=id, tokens=text, params=params) for id, text in enumerate(TEXTS, first_id)]
+    return [AddRequest(id=id, tokens=text, params=params) for id, text in enumerate(TEXTS, first_id)]
 
 
 WRITES = [write(id, text) for id, text in enumerate(TEXTS)]
@@ -123,7 +123,11 @@ def open_engine(ranks: Ranks) -> Iterator[Open]:
 
 
 def compare(
-    open_engine: Open, folder: Path, adds: list[Add], layouts: Sequence[Layout] = LAYOUTS, **given: object
+    open_engine: Open,
+    folder: Path,
+    adds: list[AddRequest],
+    layouts: Sequence[Layout] = LAYOUTS,
+    **given: object,
 ) -> None:
     """Compare each layout with one worker. Several stages may divide prompts into other chunks."""
     expected = run(open_engine(folder, **given)[0], adds)

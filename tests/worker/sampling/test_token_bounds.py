@@ -12,7 +12,7 @@ from toy_language import FORMS, bound_of
 from untimed import untimed
 
 from worker.devices.cpu import Cpu
-from worker.features.bounds.step_bounds import Bounds
+from worker.features.grammar.step_bounds import Bounds
 from worker.protocol import Bound, Sampling, StepBounds
 from worker.sampling import sampler
 from worker.sampling import token_bounds as bounds

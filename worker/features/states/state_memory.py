@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from models.layers.state import StateLayer
+from worker.cache_tiers.block_files import Bytes
 from worker.capacity import GIB, CacheBudget, WorkerLimits
-from worker.disk.block_files import Bytes
 from worker.options import WorkerOptions
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from models.state_rows import NOWHERE, StateRow
 from worker.capacity import CacheBudget, WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
-from worker.features.states.guessed_states import read_later
+from worker.features.states.speculated_states import read_later
 from worker.features.states.state_memory import StateMemory, StatePlan, plan_states
 from worker.protocol import SeqStep, StepInput
 from worker.ranks.pipeline_stage import Stage

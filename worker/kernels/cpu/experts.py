@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from models.ops import expert_ops
-from models.ops.expert_ops import Routing
+from models.ops import expert_routing_ops
+from models.ops.expert_routing_ops import Routing
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.packing import Packed, described_in_one
 from worker.kernels.cpu.rowwise import GATES
@@ -59,7 +59,7 @@ def _route(library: Library, linear: Operation) -> Operation:
         factors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if type(weight) is not Packed:
-            return expert_ops.route(x, weight, bias, correction, routing, factors)
+            return expert_routing_ops.route(x, weight, bias, correction, routing, factors)
         if weight.columns != routing.experts:
             refuse("route", x=x, weight=weight)
         fits = (routing.experts,), torch.float32
@@ -169,7 +169,7 @@ def _add_gated(library: Library) -> Operation:
             refuse("add_gated", x=x, rows=rows, gate=gate, total=total)
         given = (x, rows, gate, total)
         if x.dtype not in KINDS or any(each.dtype != x.dtype for each in given):
-            return expert_ops.add_gated(x, rows, gate, total)
+            return expert_routing_ops.add_gated(x, rows, gate, total)
         x, rows, gate, total = (each.contiguous() for each in given)
         out = empty(x.shape, x.dtype)
         run(

@@ -1,4 +1,4 @@
-"""Latent attention by `csrc/attention_latent.c`, and what it reads by `csrc/choose_tokens.c`.
+"""Latent attention by `csrc/attention_latent.c`, and what it reads by `csrc/token_indexer.c`.
 
 The reference computes both in float16, the first for odd ranks and the second for many or odd heads.
 """

@@ -310,7 +310,7 @@ class _Script:
 
 
 def as_word(kind: Any, value: Any) -> int:
-    """An argument as the number that `word` of `csrc/words.h` has in its place."""
+    """An argument as the number that `word` of `csrc/call_arguments.h` has in its place."""
     if kind is FLOAT:
         return int.from_bytes(struct.pack("<f", value), "little")
     return 0 if value is None else int(value)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.ops import reference
-from models.ops.expert_ops import WITHOUT_GATES
+from models.ops.expert_routing_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen, with_input_bits
 from models.ops.lora_ops import Added, with_adapters
 from models.ops.tree_sum import add_in_pairs

@@ -15,7 +15,7 @@ from triton import knobs
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelLaunch:
     """A kernel with arguments that decide its variant: types, constants, and which numbers 16 divides."""
 
     kernel: Any
@@ -31,7 +31,7 @@ class Call:
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
-_take: Callable[[Call], None] | None = None
+_take: Callable[[KernelLaunch], None] | None = None
 _compiled = 0
 _counts = False
 _counting = Lock()  # kernels are compiled in threads
@@ -62,7 +62,7 @@ def count_compilations() -> None:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
     """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`, `maxnreg`."""
-    call = Call(kernel, grid, arguments, options)
+    call = KernelLaunch(kernel, grid, arguments, options)
     if _take is None:
         call.start()
     else:
@@ -85,7 +85,7 @@ def warps_for(numbers: int) -> int:
 
 
 @contextmanager
-def taking(take: Callable[[Call], None]) -> Iterator[None]:
+def taking(take: Callable[[KernelLaunch], None]) -> Iterator[None]:
     """Give the kernels that would be started to `take`."""
     global _take
     outer, _take = _take, take
@@ -96,8 +96,8 @@ def taking(take: Callable[[Call], None]) -> Iterator[None]:
 
 
 @contextmanager
-def collecting() -> Iterator[list[Call]]:
+def collecting() -> Iterator[list[KernelLaunch]]:
     """Collect the kernels that would be started, which may then have tensors without memory (`meta`)."""
-    calls: list[Call] = []
+    calls: list[KernelLaunch] = []
     with taking(calls.append):
         yield calls

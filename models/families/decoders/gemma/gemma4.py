@@ -28,7 +28,7 @@ from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm
 from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 from models.parallel.parallel import Parallel
 
 _ROPES = {

@@ -16,7 +16,7 @@ from engine_core.adapters.messages import AdapterState
 from engine_core.engine import Engine
 from engine_core.features.adapters import adapter_table
 from engine_core.features.adapters.adapter_table import PATIENCE
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from worker.calls.messages import AdapterFacts
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
@@ -333,7 +333,7 @@ def test_adapters_come_back_after_a_sleep(bench: Callable[..., Bench]) -> None:
 
 def test_without_adapters_such_requests_are_refused(model: Path) -> None:
     engine = Engine.start(engine_config(model), lambda _: None, FakeExecutor)
-    engine.add(0, Add(id=1, tokens=[1], params=Sampling(max_tokens=1), adapter="x"))
+    engine.add(0, AddRequest(id=1, tokens=[1], params=Sampling(max_tokens=1), adapter="x"))
     [failed] = run(engine)[1]
     assert isinstance(failed, Failed)
     assert failed.message == "the engine has no adapters"
@@ -349,7 +349,7 @@ def test_heads_of_adapters_may_be_asked_for_before_they_are_loaded_again(
     one.table.load(plain)
     for id, by in enumerate((kinds, plain, None)):
         digest = "" if by is None else by.digest
-        one.engine.add(0, Add(id=id, tokens=PROMPT, params=Pooling("classify"), adapter=digest))
+        one.engine.add(0, AddRequest(id=id, tokens=PROMPT, params=Pooling("classify"), adapter=digest))
     one.step()
     assert one.table.keys() == [(0, 0)]
     for id in (1, 2):

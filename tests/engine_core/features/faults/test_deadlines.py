@@ -8,13 +8,13 @@ from scheduler_bench import add, pool
 from scripted_clock import STEP, TOKEN, Clock
 
 from engine_core.features.faults.deadlines import Deadlines
-from engine_core.protocol import Add, Failed, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from engine_core.reason_codes import DEADLINE
 
 SINGLE = STEP + TOKEN
 
 
-def request(id: int, max_tokens: int = 50, **changes: object) -> Add:
+def request(id: int, max_tokens: int = 50, **changes: object) -> AddRequest:
     return add(id, [1 + id % 40] * 8, max_tokens=max_tokens, **changes)
 
 
@@ -130,9 +130,12 @@ def test_a_sure_length_counts_and_one_that_may_stop_does_not() -> None:
 
 def test_time_on_the_way_counts() -> None:
     clock = Clock()
-    answer = clock.add(Add(id=1, tokens=[1], params=request(1).params, sent=clock.now - 2, budget=1.5))
+    answer = clock.add(AddRequest(id=1, tokens=[1], params=request(1).params, sent=clock.now - 2, budget=1.5))
     assert isinstance(answer, Failed) and answer.code == 503
-    assert clock.add(Add(id=2, tokens=[1], params=request(1).params, sent=clock.now - 2, budget=9.0)) is None
+    assert (
+        clock.add(AddRequest(id=2, tokens=[1], params=request(1).params, sent=clock.now - 2, budget=9.0))
+        is None
+    )
     assert next_time(clock) == pytest.approx(clock.now + 7)
 
 

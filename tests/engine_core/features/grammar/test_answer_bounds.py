@@ -4,7 +4,7 @@ import pytest
 from fake_worker import facts
 from scheduler_bench import Bench, add, config, pool
 
-from engine_core.protocol import Add, Failed, Thinking
+from engine_core.protocol import AddRequest, Failed, Thinking
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from engine_core.protocol import Add, Failed, Thinking
         (add(1, [1], thinking=Thinking(None, (50,))), "a marker of thinking has token ids outside of the"),
     ],
 )
-def test_what_no_answer_can_have_is_refused(request_: Add, reason: str) -> None:
+def test_what_no_answer_can_have_is_refused(request_: AddRequest, reason: str) -> None:
     bench = Bench(config(), facts())
     bench.add(request_)
     [failed] = bench.outputs[0, 1]

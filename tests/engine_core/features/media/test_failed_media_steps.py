@@ -9,14 +9,14 @@ from fake_worker import FakeWorker, Landed, facts, reference
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
-from engine_core.protocol import Add, Failed, Tokens
-from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.protocol import AddRequest, Failed, Tokens
+from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import StepBounds, StepInput
 
 CAT, DOG, OWL = b"cat", b"dog", b"owl"
 
 
-def asks(id: int, *hashes: bytes, streams: bool) -> Add:
+def asks(id: int, *hashes: bytes, streams: bool) -> AddRequest:
     """A request with pictures of four tokens, a token of text before each of them, and one at the end."""
     items = tuple(picture(each, 1 + 5 * at, 4) for at, each in enumerate(hashes))
     return add(id, [7] * (5 * len(hashes)) + [9], media=items, streams=streams)

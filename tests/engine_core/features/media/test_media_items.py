@@ -15,14 +15,14 @@ from scheduler_bench import Bench, add, config, pool
 
 from engine_core.features.media import media_items as media
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 from worker.buffers import Buffer
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
 CAT, DOG, OWL = b"cat", b"dog", b"owl"
 
 
-def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: object) -> Add:
+def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: object) -> AddRequest:
     """A request with pictures, a token of text before each of them, and some at the end."""
     items = tuple(picture(each, 1 + at * (length + 1), length) for at, each in enumerate(hashes))
     tokens = [7] * (len(hashes) * (length + 1)) + [9] * text
@@ -44,7 +44,7 @@ def bench(
     return Bench(config(**options), limits, depth=depth)
 
 
-def right(made: Bench, *requests: Add) -> bool:
+def right(made: Bench, *requests: AddRequest) -> bool:
     return all(
         made.text(each.id) == reference(seen_tokens(each), each.params.max_tokens)
         for each in requests
@@ -313,6 +313,6 @@ def test_texts_computed_whole_have_all_their_items_in_one_step() -> None:
     assert isinstance(failed, Failed) and "12 embeddings" in failed.message
 
 
-def as_text(request: Add) -> Add:
+def as_text(request: AddRequest) -> AddRequest:
     """The same prompt, to be pooled."""
     return pool(request.id, request.tokens, media=request.media)

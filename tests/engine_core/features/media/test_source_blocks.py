@@ -11,7 +11,7 @@ from fake_worker import VOCAB, facts, text_after
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config, pool
 
-from engine_core.protocol import Add, Failed, Source
+from engine_core.protocol import AddRequest, Failed, Source
 from worker.buffers import Buffer
 from worker.protocol import StepBounds, StepInput
 from worker.worker_facts import WorkerFacts
@@ -26,7 +26,7 @@ def speech(num_source_blocks: int = 12, **changes: int) -> WorkerFacts:
     )
 
 
-def expected(request: Add) -> list[int]:
+def expected(request: AddRequest) -> list[int]:
     """The tokens that a request must get when it runs alone."""
     assert request.source is not None
     tokens, shift = list(request.tokens), number_of(request.source, SIZE)

@@ -4,10 +4,10 @@ import pytest
 from scheduler_bench import add, pool
 from scripted_clock import STEP, TOKEN, Clock
 
-from engine_core.protocol import Add, Failed
+from engine_core.protocol import AddRequest, Failed
 
 
-def of(owner: str, id: int, most: int = 0, max_tokens: int = 20, **changes: object) -> Add:
+def of(owner: str, id: int, most: int = 0, max_tokens: int = 20, **changes: object) -> AddRequest:
     return add(id, [1 + id % 40] * 8, max_tokens=max_tokens, owner=owner, max_running=most, **changes)
 
 

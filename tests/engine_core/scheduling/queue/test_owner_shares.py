@@ -11,22 +11,22 @@ from fake_worker import facts, reference
 from scheduler_bench import Bench, add, config, pool
 from scripted_clock import STEP, TOKEN, Clock
 
-from engine_core.protocol import Add, Tokens
+from engine_core.protocol import AddRequest, Tokens
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.work_classes import WorkClass
 
 FIRST = WorkClass.FIRST_TOKEN
 
 
-def short(id: int, owner: str, **changes: object) -> Add:
+def short(id: int, owner: str, **changes: object) -> AddRequest:
     return add(id, [1 + id % 40] * 8, max_tokens=4, owner=owner, **changes)
 
 
-def long(id: int, owner: str, prompt: int = 8, max_tokens: int = 500, **changes: object) -> Add:
+def long(id: int, owner: str, prompt: int = 8, max_tokens: int = 500, **changes: object) -> AddRequest:
     return add(id, [1 + id % 40] * prompt, max_tokens=max_tokens, owner=owner, **changes)
 
 
-def latency(clock: Clock, request: Add) -> float:
+def latency(clock: Clock, request: AddRequest) -> float:
     """The seconds from now to the end of this request."""
     at = clock.now
     clock.add(request)
@@ -41,7 +41,7 @@ def base() -> float:
 
 @pytest.mark.parametrize("crowd", [short, long])
 @pytest.mark.parametrize("steps", [0, 1, 7, 100])
-def test_one_request_beside_a_thousand_of_another_owner(crowd: type[Add], steps: int) -> None:
+def test_one_request_beside_a_thousand_of_another_owner(crowd: type[AddRequest], steps: int) -> None:
     clock = Clock(slots=8)
     clock.add_all(crowd(id, "crowd") for id in range(1000, 2000))
     clock.steps(steps)
@@ -94,7 +94,7 @@ def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
     ids = itertools.count(1)
     computed: Counter[str] = Counter()
 
-    def request(owner: str) -> Add:
+    def request(owner: str) -> AddRequest:
         id, weight = next(ids), {"small": 1.0, "large": 3.0}[owner]
         if kind == "texts":
             return pool(id, [id % 40 + 1] * rng.randint(20, 400), owner=owner, weight=weight)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from engine_core.scheduling.queue.work_classes import WEIGHTS, TimeShares, WorkClass, class_of
 from worker.protocol import Pooling, Sampling
 
@@ -41,8 +41,8 @@ def test_who_was_idle_gets_its_share_from_now_on_only() -> None:
 
 def test_a_class_is_decided_by_priority_and_then_by_task() -> None:
     params = Sampling(max_tokens=1)
-    assert class_of(Add(id=1, tokens=[1], params=params)) is FIRST
-    assert class_of(Add(id=1, tokens=[1], params=params, priority=-5)) is FIRST
-    assert class_of(Add(id=1, tokens=[1], params=Pooling(task="embed"))) is POOLING
-    assert class_of(Add(id=1, tokens=[1], params=Pooling(task="embed"), priority=1)) is BACKGROUND
-    assert class_of(Add(id=1, tokens=[1], params=params, priority=7)) is BACKGROUND
+    assert class_of(AddRequest(id=1, tokens=[1], params=params)) is FIRST
+    assert class_of(AddRequest(id=1, tokens=[1], params=params, priority=-5)) is FIRST
+    assert class_of(AddRequest(id=1, tokens=[1], params=Pooling(task="embed"))) is POOLING
+    assert class_of(AddRequest(id=1, tokens=[1], params=Pooling(task="embed"), priority=1)) is BACKGROUND
+    assert class_of(AddRequest(id=1, tokens=[1], params=params, priority=7)) is BACKGROUND

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 
 from models.config import ConfigError, read_config
-from models.weight_pieces import WeightsError
+from models.weight_slices import WeightsError
 
 
 def test_trunks_with_and_without_their_name(tmp_path: Path) -> None:

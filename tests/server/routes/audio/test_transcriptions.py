@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from sounds import noise, written
 from speech_frontend import FakeTranscriber, let_transcribe, says
 
-from server.api.audio.form import form_fields
-from server.speech.asked import LADDER
+from server.schemas.audio.form import form_fields
+from server.speech.transcription import LADDER
 
 PATH, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 SOUND = written(noise(2.0), "flac")

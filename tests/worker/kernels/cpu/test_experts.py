@@ -8,8 +8,8 @@ import torch
 from kernel_levels import linear_table, table_of, use_threads
 from torch import Tensor
 
-from models.ops import expert_ops
-from models.ops.expert_ops import Routing
+from models.ops import expert_routing_ops
+from models.ops.expert_routing_ops import Routing
 from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.experts import ExpertTable
@@ -52,7 +52,7 @@ class Layer:
         for token in range(len(x)):
             for number, share in zip(ids[token].tolist(), weights[token], strict=True):
                 both = self.gate_up[number].double() @ x[token].double() + into[number].double()
-                inner = expert_ops.gated(both[None].float(), kind).to(x.dtype)[0].double()
+                inner = expert_routing_ops.gated(both[None].float(), kind).to(x.dtype)[0].double()
                 result = self.down[number].double() @ inner + out_of[number].double()
                 total[token] += share.double() * result
         return total
@@ -181,7 +181,7 @@ def test_choices_are_as_specified(level: str, dtype: torch.dtype, routing: Routi
             correction[5] = correction[2]
         factors = torch.rand(routing.experts)
         ids, shares = table["route"](x, packed, bias, correction, routing, factors)
-        expected_ids, expected = expert_ops.route(x, weight, bias, correction, routing, factors)
+        expected_ids, expected = expert_routing_ops.route(x, weight, bias, correction, routing, factors)
         same = (ids == expected_ids).all(-1)
         assert same.sum() >= len(x) - 1  # scores may be a digit apart
         torch.testing.assert_close(shares[same], expected[same], rtol=1e-4, atol=1e-6)
@@ -213,7 +213,7 @@ def test_a_shared_expert_is_added_by_its_gate(level: str, dtype: torch.dtype) ->
     x, rows, total = torch.randn(3, 9, 67).to(dtype).unbind()
     gate = torch.randn(67).to(dtype) / 8
     found = table_of(level)["add_gated"](x, rows, gate, total)
-    expected = expert_ops.add_gated(x, rows, gate, total)
+    expected = expert_routing_ops.add_gated(x, rows, gate, total)
     torch.testing.assert_close(found, expected)
 
 

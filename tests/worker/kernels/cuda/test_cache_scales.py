@@ -17,8 +17,8 @@ from models import ops
 from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.attention_inputs import CacheScales
-from models.weight_pieces import WeightsError
-from worker.cache.kv_cache import describe_small_cache
+from models.weight_slices import WeightsError
+from worker.cache.kv_cache_size import describe_small_cache
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 

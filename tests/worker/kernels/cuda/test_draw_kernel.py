@@ -14,7 +14,7 @@ from interpreted import DEVICE
 from torch import Tensor
 
 from worker.kernels.cuda import draw_kernel as by_triton
-from worker.kernels.cuda.launch import Call, collecting, taking
+from worker.kernels.cuda.launch import KernelLaunch, collecting, taking
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.top_k_top_p import Draw, Draws, draw_fully
 from worker.tables.random_bits import uniform
@@ -171,7 +171,7 @@ def test_floors_of_top_p_are_found_among_few_masses_of_a_large_vocabulary() -> N
     wanted = draws([0] * 3, [0.9, 0.9, 0.97], [0.0] * 3, [1.0, 0.9, 1.1])
     numbers: list[Tensor] = []
 
-    def start(call: Call) -> None:
+    def start(call: KernelLaunch) -> None:
         call.start()
         if call.kernel.fn.__name__ == "draw_row":
             (lines,) = (

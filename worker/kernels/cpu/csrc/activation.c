@@ -1,7 +1,7 @@
 // Activation functions, and gated ones, of rows that do not come directly from a linear layer.
 #include "functions.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x;

@@ -12,8 +12,8 @@
 #include "attention_row.h"
 #include "attention_tile.h"
 #include "threads.h"
-#include "units.h"
-#include "words.h"
+#include "attention_units.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *q;              // [tokens, heads, dim]

@@ -5,7 +5,7 @@
 // latents with its matrix of values. A token's bits are the same wherever its prompt is cut, for every token is computed
 // in this one way (`latent_tile.h`), though a long prompt would need fewer products if keys and values were made.
 //
-// An indexer may have chosen the keys that a token reads (`choose_tokens.c`). They take the places of all keys, in
+// An indexer may have chosen the keys that a token reads (`token_indexer.c`). They take the places of all keys, in
 // ascending order, so that a token for which all are chosen has the bits of one that reads all.
 #include <limits.h>
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 #include "latent_tile.h"
 #include "rotation.h"
 #include "threads.h"
-#include "units.h"
-#include "words.h"
+#include "attention_units.h"
+#include "call_arguments.h"
 
 enum {
     BLOCK_ROWS = 4096,      // queries of all heads that are computed at once

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "weights.h"
-#include "whole.h"
+#include "int_vec.h"
 
 enum { CHUNK = 256 };  // inputs: whole groups
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "pairs.h"
-#include "whole.h"
+#include "int_vec.h"
 
 enum { SCALE_BYTES = 2, MOST_CODE = 127, MOST_WORD = 32767 };
 

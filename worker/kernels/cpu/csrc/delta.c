@@ -7,7 +7,7 @@
 #include "functions.h"
 #include "sequences.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x;  // [tokens, ...]: queries and keys of the key heads, then values

@@ -1,7 +1,7 @@
 // Token embeddings that are quantized: rows of a matrix in panels, which an LM head may multiply with, are widened.
 #include "threads.h"
 #include "weights.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const weights *w;

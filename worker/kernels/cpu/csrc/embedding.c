@@ -1,6 +1,6 @@
 // Token embeddings and rotary angles, with which a model begins.
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const char *table;

@@ -5,8 +5,8 @@
 
 #include "attention_tile.h"
 #include "threads.h"
-#include "units.h"
-#include "words.h"
+#include "attention_units.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *q, *k, *v;  // [tokens, heads, dim]; the heads of a token are contiguous, tokens have these strides:

@@ -8,7 +8,7 @@
 #include "gathered_tile.h"
 #include "product.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 enum {
     BLOCK_TOKENS = 256,    // that are computed at once

@@ -1,7 +1,7 @@
 // Rows that are multiplied by functions of gates, and heads that are normalised before.
 #include "functions.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef enum { SILU_OPENING, SIGMOID_OPENING, IDENTITY, GELU_OPENING } opening;  // _OPENINGS of recurrent.py
 

@@ -1,10 +1,10 @@
-// One tile of gathered rows times a panel, by whatever computes a matrix of that form: AMX, or a way of `method.h`.
+// One tile of gathered rows times a panel, by whatever computes a matrix of that form: AMX, or a way of `tile_methods.h`.
 #pragma once
 
 #if defined(__AMX_BF16__)
 #include "tile_amx.h"
 #endif
-#include "method.h"
+#include "tile_methods.h"
 #include "threads.h"
 
 #if defined(__AMX_BF16__)

@@ -3,7 +3,7 @@
 #include "functions.h"
 #include "sections.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x, *gate;  // gate: NULL in sums of squares of x alone

@@ -7,10 +7,10 @@
 #if defined(__AMX_BF16__)
 #include "linear_amx.h"
 #endif
-#include "method.h"
+#include "tile_methods.h"
 #include "product.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     product product;

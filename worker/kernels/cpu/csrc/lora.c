@@ -4,9 +4,9 @@
 // method of `linear.c`: so a row has the same bits whatever run it is in. Runs of different adapters are computed by
 // all threads at once.
 #include "adapted.h"
-#include "method.h"
+#include "tile_methods.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const adapted *table;

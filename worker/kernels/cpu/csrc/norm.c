@@ -1,7 +1,7 @@
 // Norms of rows, and of sums of two rows. Everything is added up in float32, in the same order for every row.
 #include "sections.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x;

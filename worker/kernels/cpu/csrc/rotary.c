@@ -1,7 +1,7 @@
 // The steps between projections and attention: heads are normalised and rotated, keys and values cached.
 #include "rotation.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *q, *k, *v;  // [tokens, heads, dim]; the heads of a token are contiguous, tokens have these strides:

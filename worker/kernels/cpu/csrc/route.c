@@ -1,7 +1,7 @@
 // The choice of experts from the logits of a router, and what a shared expert adds to theirs.
 #include "functions.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const float *logits;      // [T, E]

@@ -5,7 +5,7 @@
 // tokens of a step pass, and a state is read and written once for each token.
 #include "sequences.h"
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x;  // [tokens, ...]: values of all heads, then keys of all groups, then their queries

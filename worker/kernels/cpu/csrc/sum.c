@@ -1,6 +1,6 @@
 // Sums of rows where no norm follows, and rows times a number, one for all or one that grows with their position.
 #include "threads.h"
-#include "words.h"
+#include "call_arguments.h"
 
 typedef struct {
     const void *x, *y;  // rows with these strides; a stride of 0 repeats one row

@@ -39,7 +39,7 @@ from worker.kernels.cuda.compiling.steps_without_memory import (
 )
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.kernel_self_test import cases_on
-from worker.kernels.cuda.launch import Call, collecting
+from worker.kernels.cuda.launch import KernelLaunch, collecting
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.kernels.operations_used import Uses
@@ -86,7 +86,7 @@ def model_calls(
     conversion: Conversion | None = None,
     uses: Uses | None = None,
     lora: LoraOptions = LoraOptions(),
-) -> list[Call]:
+) -> list[KernelLaunch]:
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
     `kernels`: the operations that are bound already, and stay so; None: those of any card with this
@@ -121,7 +121,9 @@ def model_calls(
     return one_of_each(calls)
 
 
-def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | None = None) -> list[Call]:
+def opening_calls(
+    capability: int, dim: int, dtype: torch.dtype, uses: Uses | None = None
+) -> list[KernelLaunch]:
     """The calls that prove kernels for a model whose heads are `dim` wide.
 
     `uses`: what it asks of operations; None, or what is not known: all are proved.
@@ -135,14 +137,16 @@ def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | No
     return one_of_each(calls)
 
 
-def one_of_each(calls: Iterable[Call]) -> list[Call]:
+def one_of_each(calls: Iterable[KernelLaunch]) -> list[KernelLaunch]:
     """One call for each variant."""
     return list({describe(call): call for call in calls}.values())
 
 
 @contextmanager
 def compiling(
-    make_calls: Callable[[], Sequence[Call]], target: torch.device | None, turn: tuple[int, int] = (0, 1)
+    make_calls: Callable[[], Sequence[KernelLaunch]],
+    target: torch.device | None,
+    turn: tuple[int, int] = (0, 1),
 ) -> Iterator[None]:
     """Compile calls' variants in threads, for the card of this process, and wait for them at the end.
 
@@ -173,7 +177,7 @@ def compiling(
         pool.shutdown(cancel_futures=True)
 
 
-def describe(call: Call) -> str:
+def describe(call: KernelLaunch) -> str:
     """The name of a call's variant: its kernel, and the arguments that differ between variants."""
     words = [_word(*pair) for pair in zip(call.kernel.params, call.arguments, strict=True)]
     return f"{call.kernel.fn.__name__}({', '.join(words)}) {call.options}"

@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from models.ops import expert_ops
-from models.ops.expert_ops import WITHOUT_GATES
+from models.ops import expert_routing_ops
+from models.ops.expert_routing_ops import WITHOUT_GATES
 from worker.kernels.cuda.capabilities import ProductTiles, expert_tiles
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.linear import GATES, applied, let_through
@@ -231,7 +231,7 @@ def experts(
     everywhere = len(gate_up) if places is None else len(places)
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     if type(gate_up) is not ExpertTable or type(down) is not ExpertTable:
-        return expert_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
+        return expert_routing_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
     out = torch.empty(len(x), down.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     chosen, gated = ids.shape[1], kind not in WITHOUT_GATES

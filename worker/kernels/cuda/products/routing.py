@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 from worker.kernels.cuda.launch import launch, power_of_2, warps_for
 from worker.kernels.cuda.products.quantized import multiply_plain
 

@@ -96,7 +96,7 @@ class _Outcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording(Generic[Result]):
+class GraphRecording(Generic[Result]):
     result: Result
     """The last replay left its results here."""
     replay: Callable[[], None]
@@ -116,7 +116,7 @@ class Recorder:
     def __init__(self, capture: Capture, groups: Groups) -> None:
         self._capture, self._groups = capture, groups
 
-    def record(self, open_work: Callable[[], Callable[[], Result]]) -> Recording[Result] | Missing:
+    def record(self, open_work: Callable[[], Callable[[], Result]]) -> GraphRecording[Result] | Missing:
         """Record the work that `open_work` returns. All ranks record the same, in the same order."""
 
         def rehearse() -> Callable[[], Result]:
@@ -130,7 +130,7 @@ class Recorder:
             return work
         if not self._groups.alone:
             self._capture.warm_up(work)
-        return self._attempt(lambda: Recording(*self._capture(work)))
+        return self._attempt(lambda: GraphRecording(*self._capture(work)))
 
     def _attempt(self, attempt: Callable[[], Result]) -> Result | Missing:
         """What `attempt` returns, if it succeeds on all ranks."""

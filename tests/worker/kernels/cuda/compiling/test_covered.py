@@ -25,7 +25,7 @@ from models.gguf.folder import make_folder
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling import model_variants
 from worker.kernels.cuda.kernel_self_test import prove
-from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.launch import KernelLaunch, taking
 
 LONG = {"max_position_embeddings": 16384, "num_hidden_layers": 1}
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -135,14 +135,14 @@ def test_what_steps_need_is_listed_before_they_begin(
 def test_what_proves_kernels_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_variants, "one_of_each", list)  # names need kernels that are compiled
 
-    def words(call: Call) -> tuple[object, ...]:
+    def words(call: KernelLaunch) -> tuple[object, ...]:
         leaves = tree_leaves(call.arguments)
         given = (each.dtype if isinstance(each, Tensor) else each for each in leaves)
         return call.kernel.fn.__name__, *given, *call.options.items()
 
     started: set[tuple[object, ...]] = set()
 
-    def start(call: Call) -> None:
+    def start(call: KernelLaunch) -> None:
         started.add(words(call))
         call.start()
 

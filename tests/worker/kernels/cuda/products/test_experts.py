@@ -10,7 +10,7 @@ import torch
 from interpreted import DEVICE
 from torch import Tensor
 
-from models.ops import expert_ops
+from models.ops import expert_routing_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from worker.features.experts.moving import bytes_at, form_of
 from worker.kernels.compare_with_reference import moved
@@ -71,7 +71,7 @@ def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch:
     biases = {"gate_up_bias": torch.randn(EXPERTS, 2 * INNER), "down_bias": torch.randn(EXPERTS, SIZE)}
     plain = [[widen(matrix).double() for matrix in matrices] for matrices in (ups, downs)]
     exact = {name: bias.double() for name, bias in biases.items()}
-    expected = expert_ops.experts(x.double(), ids, weights, *plain, "silu", **exact)
+    expected = expert_routing_ops.experts(x.double(), ids, weights, *plain, "silu", **exact)
     for part in (ups, downs, *biases.values()):
         part[1] = torch.nan if isinstance(part, Tensor) else poisoned(part[1])
     packed = [
@@ -90,13 +90,13 @@ def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch:
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "clamped", "relu_squared"])
 def test_experts_have_gates_or_none(kind: str) -> None:
     """The first matrices of experts without gates make as many numbers as the last ones take."""
-    width = INNER if kind in expert_ops.WITHOUT_GATES else 2 * INNER
+    width = INNER if kind in expert_routing_ops.WITHOUT_GATES else 2 * INNER
     ups, downs = torch.randn(EXPERTS, width, SIZE) / 4, torch.randn(EXPERTS, SIZE, INNER) / 8
     biases = {"gate_up_bias": torch.randn(EXPERTS, width), "down_bias": torch.randn(EXPERTS, SIZE)}
     x, (ids, weights) = torch.randn(3, SIZE), choices(3, 2)
     exact = {name: bias.double() for name, bias in biases.items()}
     matrices = list(ups.double()), list(downs.double())
-    expected = expert_ops.experts(x.double(), ids, weights, *matrices, kind, **exact)
+    expected = expert_routing_ops.experts(x.double(), ids, weights, *matrices, kind, **exact)
     packed = [OPERATIONS["collect_experts"]([parameter(matrix) for matrix in part]) for part in (ups, downs)]
     given = {name: bias.to(DEVICE) for name, bias in biases.items()}
     out = OPERATIONS["experts"](x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE), *packed, kind, **given)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from interpreted import DEVICE, assert_near
 
-from models.ops import expert_ops
-from models.ops.expert_ops import Routing
+from models.ops import expert_routing_ops
+from models.ops.expert_routing_ops import Routing
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 
@@ -32,7 +32,7 @@ def test_choices_are_those_of_the_reference(rule: str, given: str) -> None:
     bias, correction, factors = (torch.randn(count, device=DEVICE) / 4 for _ in range(3))
     others = (bias, correction, factors) if given == "all" else (None, None, None)
     arguments = (x, weight, *others[:2], routing, others[2])
-    (ids, shares), (expected, exact) = OPERATIONS["route"](*arguments), expert_ops.route(*arguments)
+    (ids, shares), (expected, exact) = OPERATIONS["route"](*arguments), expert_routing_ops.route(*arguments)
     assert torch.equal(ids, expected)
     torch.testing.assert_close(shares, exact, atol=1e-6, rtol=1e-5)
 
@@ -48,7 +48,7 @@ def test_of_equal_scores_the_first_is_chosen() -> None:
     ):
         for given in (None, correction):
             ids, _ = OPERATIONS["route"](x, weight, None, given, routing)
-            assert torch.equal(ids, expert_ops.route(x, weight, None, given, routing)[0])
+            assert torch.equal(ids, expert_routing_ops.route(x, weight, None, given, routing)[0])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -58,7 +58,7 @@ def test_a_row_that_is_not_finite_chooses_experts_that_are_there() -> None:
     x[1] = torch.nan
     weight, routing = torch.randn(6, 8, device=DEVICE), Routing(experts=6, chosen=3)
     ids, shares = OPERATIONS["route"](x, weight, None, None, routing)
-    expected, exact = expert_ops.route(x, weight, None, None, routing)
+    expected, exact = expert_routing_ops.route(x, weight, None, None, routing)
     assert torch.equal(ids[::2], expected[::2])
     torch.testing.assert_close(shares[::2], exact[::2])
     assert sorted(set(ids[1].tolist())) == ids[1].tolist()
@@ -69,5 +69,5 @@ def test_a_row_that_is_not_finite_chooses_experts_that_are_there() -> None:
 def test_a_shared_expert_is_added_by_its_gate(dtype: torch.dtype) -> None:
     x, rows, total = (torch.randn(4, 67).to(dtype).to(DEVICE) for _ in range(3))
     gate = torch.randn(67).to(dtype).to(DEVICE) / 8
-    expected = expert_ops.add_gated(*(each.double() for each in (x, rows, gate, total)))
+    expected = expert_routing_ops.add_gated(*(each.double() for each in (x, rows, gate, total)))
     assert_near(OPERATIONS["add_gated"](x, rows, gate, total), expected)

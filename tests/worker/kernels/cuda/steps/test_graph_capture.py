@@ -14,7 +14,7 @@ from ranks import Layout
 from worker.devices.cpu import Cpu
 from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.steps.graph_capture import Missing, Recorder, Recording
+from worker.kernels.cuda.steps.graph_capture import GraphRecording, Missing, Recorder
 from worker.kernels.cuda.steps.step_graphs import open_graphs
 from worker.ranks.process_groups import Groups, join_groups
 from worker.steps.compute import Compute
@@ -57,14 +57,14 @@ def at_once(run: Callable[..., Result], *of_each: list[Any]) -> list[Result]:
         return list(pool.map(run, *of_each))
 
 
-def record(attempts: Attempts, groups: Groups) -> Recording[int] | Missing:
+def record(attempts: Attempts, groups: Groups) -> GraphRecording[int] | Missing:
     return Recorder(attempts, groups).record(lambda: lambda: 7)
 
 
 def test_a_rank_alone_warms_up_once() -> None:
     attempts = Attempts()
     made = record(attempts, Groups())
-    assert isinstance(made, Recording) and made.result == 7
+    assert isinstance(made, GraphRecording) and made.result == 7
     assert attempts.done == ["warm-up", "capture"]
 
 
@@ -80,7 +80,7 @@ def test_the_log_says_where_a_graph_failed_if_it_is_asked_for_details(
 def test_ranks_rehearse_and_warm_up_together_before_they_capture(groups: list[Groups]) -> None:
     attempts = [Attempts(), Attempts()]
     made = at_once(record, attempts, groups)
-    assert [isinstance(each, Recording) for each in made] == [True, True]
+    assert [isinstance(each, GraphRecording) for each in made] == [True, True]
     assert [each.done for each in attempts] == [["warm-up", "warm-up", "capture"]] * 2
 
 
@@ -96,7 +96,7 @@ def test_what_fails_on_one_rank_is_made_by_none(
     attempts = [Attempts(), Attempts(fails_at, error)]
     assert at_once(record, attempts, groups) == [Missing(short, None), Missing(short, str(error))]
     assert attempts[0].done == others
-    assert [isinstance(each, Recording) for each in at_once(record, [Attempts(), Attempts()], groups)]
+    assert [isinstance(each, GraphRecording) for each in at_once(record, [Attempts(), Attempts()], groups)]
 
 
 def test_a_rank_that_fails_where_others_wait_for_it_ends(groups: list[Groups]) -> None:

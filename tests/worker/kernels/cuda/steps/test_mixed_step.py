@@ -14,7 +14,7 @@ from replayed import run
 from sizes import worker_config
 from tiny import tiny_checkpoint
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from worker.kernels.cuda import attention_plan
@@ -36,12 +36,12 @@ GREEDY = Sampling(max_tokens=8, temperature=0, prompt_logprobs=1)
 DRAWN = Sampling(max_tokens=9, temperature=0.8, top_p=0.9, seed=7)
 REPORTED = Sampling(max_tokens=8, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})
 REQUESTS = [
-    Add(0, [*SHARED, 40], GREEDY),
-    Add(1, [41, 42], DRAWN),
-    Add(2, [*SHARED, 43, 44], REPORTED),
-    Add(3, [*range(60, 91)], Pooling(task="embed", skip=2)),
-    Add(4, [*SHARED, 45, 46], Pooling(task="token_embed")),
-    Add(5, [*SHARED, 40], DRAWN),
+    AddRequest(0, [*SHARED, 40], GREEDY),
+    AddRequest(1, [41, 42], DRAWN),
+    AddRequest(2, [*SHARED, 43, 44], REPORTED),
+    AddRequest(3, [*range(60, 91)], Pooling(task="embed", skip=2)),
+    AddRequest(4, [*SHARED, 45, 46], Pooling(task="token_embed")),
+    AddRequest(5, [*SHARED, 40], DRAWN),
 ]
 
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -78,7 +78,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run_all(
-    folder: Path, requests: list[Add], request: pytest.FixtureRequest, **options: Any
+    folder: Path, requests: list[AddRequest], request: pytest.FixtureRequest, **options: Any
 ) -> tuple[Interpreted, list[int]]:
     """Answer requests on the CPU and by replayed steps -> the device, and the steps that it computed."""
     options = {"max_model_len": 36, "max_num_batched_tokens": MOST_TOKENS, **options}
@@ -155,11 +155,12 @@ def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureR
     """Pairs of texts too, and a text that is too long for graphs is computed as it comes."""
     folder = tiny_checkpoint("BertModel", tmp_path, num_hidden_layers=2)
     texts = [
-        Add(id, [*range(5 + id, 5 + id + length)], Pooling(task="embed"))
+        AddRequest(id, [*range(5 + id, 5 + id + length)], Pooling(task="embed"))
         for id, length in enumerate((9, 3, 30))
     ]
     pairs = [
-        Add(3 + id, [*range(9, 20)], Pooling(task="embed", second_at=at)) for id, at in enumerate((4, 9))
+        AddRequest(3 + id, [*range(9, 20)], Pooling(task="embed", second_at=at))
+        for id, at in enumerate((4, 9))
     ]
     options = {"max_num_batched_tokens": 40, "runner": "pooling", "convert": "embed"}
     options |= {"num_gpu_blocks_override": None, "enable_prefix_caching": False}

@@ -15,15 +15,17 @@ from ranks import Layout, Ranks, RanksOfTests, make
 from replayed import generated
 from tiny import tiny_checkpoint
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from worker.protocol import Sampling
 
 SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
 REQUESTS = [
-    Add(0, [*SHARED, 40], Sampling(max_tokens=5, temperature=0)),
-    Add(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
-    Add(2, [*SHARED, 43], Sampling(max_tokens=2, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})),
-    Add(3, [*SHARED, 40], Sampling(max_tokens=3, temperature=0.7, seed=1)),
+    AddRequest(0, [*SHARED, 40], Sampling(max_tokens=5, temperature=0)),
+    AddRequest(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
+    AddRequest(
+        2, [*SHARED, 43], Sampling(max_tokens=2, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})
+    ),
+    AddRequest(3, [*SHARED, 40], Sampling(max_tokens=3, temperature=0.7, seed=1)),
 ]
 MOST_TOKENS = 3
 FORMS = 3 + 1 + 3 + 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.capacity import WorkerLimits
-from worker.features.guesses.guess_rows import Guesses
+from worker.features.speculation.draft_rows import Speculation
 from worker.kernels.cuda.steps.recorded_forms import LENGTH, Form, SlotProgress, StagedForm, begin_step
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.steps.batch import Batch
@@ -34,7 +34,7 @@ class Recorded:
         self.slots = Slots(CPU, 4, 20, block_size=4, shares=shares or (1,))
         self.slots.host_tables = None
         self.progress = SlotProgress(self.slots)
-        guesses = Guesses(takes_some=True, drafts=0, samples=True)
+        guesses = Speculation(takes_some=True, drafts=0, samples=True)
         guesses.open(WorkerLimits(4, 4, 64, 20), self.slots, 20)
         self.hooks = Hooks([guesses])
         self.buffer = torch.zeros(64, dtype=torch.int32)

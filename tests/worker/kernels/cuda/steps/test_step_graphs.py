@@ -13,7 +13,7 @@ from replayed import generated
 from sizes import worker_config
 from tiny import tiny_checkpoint
 
-from engine_core.protocol import Add
+from engine_core.protocol import AddRequest
 from models.config import read_config
 from models.context import context
 from models.families.decoders.decoder import DecoderForCausalLM
@@ -27,11 +27,13 @@ from worker.steps.output import NOT_FINITE
 GREEDY = Sampling(max_tokens=9, temperature=0)
 SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
 REQUESTS = [
-    Add(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
-    Add(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
-    Add(2, [*SHARED, 43, 44], Sampling(max_tokens=6, temperature=1.2, top_k=20, min_p=0.01, seed=8)),
-    Add(3, [*SHARED, 45], Sampling(max_tokens=5, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})),
-    Add(4, [*SHARED, 40], Sampling(max_tokens=4, temperature=0.7, seed=1)),
+    AddRequest(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
+    AddRequest(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
+    AddRequest(2, [*SHARED, 43, 44], Sampling(max_tokens=6, temperature=1.2, top_k=20, min_p=0.01, seed=8)),
+    AddRequest(
+        3, [*SHARED, 45], Sampling(max_tokens=5, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})
+    ),
+    AddRequest(4, [*SHARED, 40], Sampling(max_tokens=4, temperature=0.7, seed=1)),
 ]
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
@@ -80,7 +82,7 @@ def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> N
     """A layer with a window has blocks of its own, which it gives back; tokens are those of all blocks."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     folder = tiny_checkpoint("Gemma3ForCausalLM", tmp_path, **kinds, sliding_window=3)
-    requests = [Add(0, [5 + at * at % 300 for at in range(70)], Sampling(max_tokens=7, temperature=0))]
+    requests = [AddRequest(0, [5 + at * at % 300 for at in range(70)], Sampling(max_tokens=7, temperature=0))]
     sizes = {"block_size": 4, "max_model_len": 80, "num_gpu_blocks_override": 50}
     replayed, _ = generated(folder, requests, **sizes)
     assert len(device.graphs.replayed) > 4

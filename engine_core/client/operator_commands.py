@@ -1,0 +1,78 @@
+"""Orders of an operator to all engines of a model: to end, to be more, to forget prefixes, to sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engine_core import protocol
+from engine_core.client.replica import Replica
+from engine_core.client.replica_routing import ReplicaTable
+
+
+class OperatorCommands:
+    def __init__(self, table: ReplicaTable, notify: Callable[[int, protocol.Request], None]) -> None:
+        """`notify` sends to the engine of a number, if it can be reached."""
+        self._table = table
+        self._notify = notify
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Event]] = []
+        """Conditions that somebody waits for, each with what tells that it has been true."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether an engine sleeps. Requests are refused then, whatever the others do."""
+        return any(one.asleep for one in self._table.replicas.values())
+
+    def tell(self, order: protocol.Request) -> None:
+        for number in list(self._table.replicas):
+            self._notify(number, order)
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Set unless replicas are still to work, or to end, because their number has changed."""
+        return self._table.settled
+
+    def resize(self, size: int, seconds: float) -> None:
+        """Have so many replicas; those beyond finish what they have within `seconds`."""
+        for replica in self._table.resize(size):
+            self._notify(replica.number, protocol.Drain(seconds=seconds))
+
+    def reset_prefix_cache(self) -> None:
+        """Have all engines forget what they keep of prompts."""
+        self._table.forget_prefixes()
+        self.tell(protocol.ResetPrefixCache())
+
+    async def sleep(self, level: int, *, abort: bool = False) -> None:
+        """Have all engines give weights and cache back, and wait until they have.
+
+        They refuse requests at once, and first finish those that they have, or `abort` them.
+        """
+        self._table.forget_prefixes()
+        self.tell(protocol.Sleep(level, abort))
+        await self.until(lambda one: one.asleep)
+
+    async def wake(self) -> str:
+        """Have all engines load the model again; -> why one of them cannot, or an empty text."""
+        for one in self._table.replicas.values():
+            if one.asleep:
+                one.progress = protocol.Progress("start", 0.0)  # or an earlier failure would count
+        self.tell(protocol.Sleep(0))
+        await self.until(lambda one: not one.asleep or one.progress.phase == "asleep")
+        return next((one.progress.detail for one in self._table.replicas.values() if one.asleep), "")
+
+    def notice(self) -> None:
+        """Look whether conditions are true for which somebody waits, because something has changed."""
+        for condition, event in self._waiting:
+            if condition():
+                event.set()
+
+    async def until(self, done: Callable[[Replica], bool]) -> None:
+        """Wait until this is true of all engines that work."""
+        event = asyncio.Event()
+        waiter = (lambda: all(done(one) or not one.works for one in self._table.replicas.values())), event
+        self._waiting.append(waiter)
+        self.notice()
+        try:
+            await event.wait()
+        finally:
+            self._waiting.remove(waiter)

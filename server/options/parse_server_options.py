@@ -1,0 +1,376 @@
+"""Reads and checks the options of a server, from the command line, variables, a file and keywords: the only
+reader of the environment but for what the system says there (`worker.host.machine`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+import msgspec
+
+from engine_core.config import WORKERS
+from server.options.adapter_options import AdapterOptions
+from server.options.connection_options import HTTP
+from server.options.dotted_flags import undotted
+from server.options.foreign_options import LLAMA_FLAGS, RESOLVERS, VLLM_FLAGS, read_variables
+from server.options.help_pages import asked_help, help_page
+from server.options.media_options import MEDIA
+from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
+from server.options.option_checks import check
+from server.options.option_parsing import (
+    Option,
+    OptionError,
+    VllmFlag,
+    argparse_form,
+    assemble,
+    build_parser,
+    canonical,
+    options_of,
+)
+from server.options.option_sources import from_environment, from_file, from_keywords
+from server.options.server_flags import (
+    ACCESS,
+    ANSWERS,
+    LOGS,
+    REPORTS,
+    TEXT,
+    ServerConfig,
+    shown_name,
+)
+from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER, OptionDoc
+
+PREFIX = "FACET_"
+
+
+class _Shorthands(msgspec.Struct, frozen=True):
+    """Options that stand for others."""
+
+    tokenizer_mode: Annotated[str, OptionDoc(TEXT, ("auto", "hf", "slow", "mistral"))] = "auto"
+    """mistral reads tekken.json, with --load-format mistral; slow is auto, for there is one kind here."""
+    config_format: Annotated[str, OptionDoc(MODEL, ("auto", "hf", "mistral"))] = "auto"
+    """mistral reads params.json, with --load-format mistral."""
+    async_scheduling: Annotated[bool | None, OptionDoc(SCHEDULER)] = None
+    """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
+    spec_method: Annotated[str | None, OptionDoc(SCHEDULER)] = None
+    """method of --speculative-config: ngram (the default), suffix, draft_model, eagle, eagle3 or mtp."""
+    spec_model: Annotated[str | None, OptionDoc(SCHEDULER)] = None
+    """model of --speculative-config."""
+    spec_tokens: Annotated[int | None, OptionDoc(SCHEDULER)] = None
+    """num_speculative_tokens of --speculative-config."""
+
+
+_MISTRAL = ("tokenizer_mode", "config_format")
+
+_GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""Shorthands and the fields of --speculative-config that they give."""
+
+
+_GROUPS = (
+    MODEL,
+    ADAPTERS,
+    MEMORY,
+    WORKERS,
+    SCHEDULER,
+    TEXT,
+    MEDIA,
+    ANSWERS,
+    HTTP,
+    REPORTS,
+    ACCESS,
+    PLUGINS,
+    LOGS,
+)
+
+OPTIONS: list[Option] = sorted(
+    [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
+)
+"""Every option, for the parsers below and for the reference page."""
+
+
+_EPILOG = (
+    f"Every option can also be set by a variable, {PREFIX}MAX_MODEL_LEN for --max-model-len, or in the file "
+    "of --config; the command line wins over variables, and those over the file."
+)
+
+
+class Given(NamedTuple):
+    """What a command line, variables and a file say of a server."""
+
+    values: dict[str, object]
+    tags: list[str]
+    """The models that are named without a flag."""
+    by_flag: bool
+    """Whether one is named by --model."""
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.tags) > 1 or self.values.get("models") is not None
+
+    def config(self) -> ServerConfig:
+        """The configuration of a server of one model. Raises OptionError."""
+        if self.has_several:
+            raise OptionError("several models are for `serve` alone: name one")
+        if self.values.get("memory") is not None:
+            raise OptionError(
+                "--memory is shared by several models: name them, or see --kv-cache-memory-bytes"
+            )
+        values = dict(self.values)
+        _set_model(values, self.tags[0] if self.tags else None, self.by_flag)
+        return _build(values)
+
+    def read_models(self, known: Sequence[ModelEntry] = ()) -> list[ModelEntry]:
+        """The models of a server of several. Those among `known` that have not changed keep their ids.
+
+        Raises OptionError if any of them cannot be served.
+        """
+        if self.values.get("lora_modules"):
+            raise OptionError("--lora-modules are those of one model: give them in a file of --models")
+        if self.values.get("served_model_name"):
+            raise OptionError("--served-model-name is for one model: give names in a file of --models")
+        file, ignored = self.values.get("models"), list[VllmFlag]()
+        if file is not None and (self.tags or "model" in self.values):
+            raise OptionError("--models names all models of the server: leave out the others")
+        given = [GivenModel({"model": tag}) for tag in self.tags]
+        given += read_models(Path(str(file)), OPTIONS, VLLM_FLAGS, ignored) if file is not None else []
+        found: list[ModelEntry] = []
+        for model in given:
+            name = model.name or shown_name(str(model.values["model"]))
+            config = _build({**self.values, **model.values, "served_model_name": [name]})
+            found.append(ModelEntry(name=name, config=config, aliases=model.aliases))
+        check_models(found)
+        return numbered(found, known)
+
+
+def parse(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    command: str = "serve",
+    notes: list[str] | None = None,
+) -> ServerConfig:
+    """Read the options of a server of one model. Raises OptionError; --help prints and exits.
+
+    `notes` gets sentences on what was given and changes nothing.
+    """
+    return read(arguments, environ, command=command, notes=notes).config()
+
+
+def read(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    command: str = "serve",
+    notes: list[str] | None = None,
+) -> Given:
+    """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
+    notes = [] if notes is None else notes
+    _load_plugins(environ)
+    without_effect: list[VllmFlag] = []
+    others = [*VLLM_FLAGS, *LLAMA_FLAGS]
+    parser = build_parser(command, OPTIONS, others, _EPILOG)
+    parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
+    if (asked := asked_help(arguments)) is not None:
+        print(help_page(parser, OPTIONS, asked), end="")
+        sys.exit(0)
+    words = canonical(undotted(arguments, [*OPTIONS, *others]), parser)
+    given = vars(parser.parse_intermixed_args(words))
+    for other in others:
+        if other.flag in given:
+            other.take(given.pop(other.flag), without_effect)
+    tags, file = given.pop("model_tags", []), given.pop("config", None)
+    values = {
+        **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
+        **from_environment(OPTIONS, environ, PREFIX),
+        **{
+            option.field: option.value(given[option.field], option.flag)
+            for option in OPTIONS
+            if option.field in given
+        },
+    }
+    variables = read_variables({option.field: option for option in OPTIONS}, environ, notes)
+    if not any(values.get(name) for name in ("enable_lora", "lora_modules", "lora_resolver")):
+        variables.pop("lora_resolver", None)  # vLLM's variables let nobody name adapters by themselves
+    values = {**variables, **values}
+    if len(tags) > 1 and "model" in given:
+        tags.append(str(values["model"]))
+    if without_effect:
+        flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
+        notes.append(f"these flags change nothing here: {flags} (docs/options.md lists all of them)")
+    return Given(values, tags, "model" in given)
+
+
+def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
+    """Read keyword options, such as max_model_len="32k", as flags are read.
+
+    Of the variables only that of the cluster's key counts, as a secret should not stand in a program, those
+    that say which of several programs this is, and that of installed plug-ins. A struct of fields, such as a
+    PoolerConfig, is a JSON object. Raises OptionError, which names options as keywords.
+    """
+    _load_plugins(environ)
+    keywords = {name: _as_object(given) for name, given in keywords.items()}
+    try:
+        key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
+        ranked = [name for name in ("RANK", "SIZE") if f"VLLM_DP_{name}" in environ]
+        key |= {f"{PREFIX}DATA_PARALLEL_{name}": environ[f"VLLM_DP_{name}"] for name in ranked}
+        values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
+        _set_model(values, None, by_flag=False)
+        config = _build(values)
+        if config.adapters != AdapterOptions():
+            raise OptionError("adapters of programs are named by their calls: lora_request=LoRARequest(...)")
+        return config
+    except OptionError as error:
+        text = str(error).replace(f"{PREFIX}DATA_PARALLEL_", "VLLM_DP_")
+        raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)) from error
+
+
+def _as_object(given: object) -> object:
+    """The fields of a struct that differ from its defaults, or the value itself."""
+    if not isinstance(given, msgspec.Struct):
+        return given
+    fields = {field.name: field.default for field in msgspec.structs.fields(given)}
+    return {name: value for name, default in fields.items() if (value := getattr(given, name)) != default}
+
+
+_FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
+
+
+def _load_plugins(environ: Mapping[str, str]) -> None:
+    names = environ.get("VLLM_PLUGINS", "").split(",")
+    if others := [name for name in names if name.strip() not in ("", *RESOLVERS)]:
+        from models.plugins import load_general_plugins  # few have some
+
+        load_general_plugins(",".join(others))
+
+
+def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:
+    if tag is not None and by_flag and tag != values["model"]:
+        raise OptionError(f"two models are named: {tag} and --model {values['model']}; leave out one")
+    if tag is not None:
+        values["model"] = tag
+    values.setdefault("model", "demo")
+
+
+def _build(values: dict[str, object]) -> ServerConfig:
+    overlap = values.pop("async_scheduling", None)
+    if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
+        raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
+    _add_guesses(values)
+    if values.get("load_format") == "bitsandbytes":
+        if values.setdefault("quantization", "bitsandbytes") != "bitsandbytes":
+            raise OptionError("--load-format bitsandbytes and --quantization contradict each other")
+        values["load_format"] = "auto"  # config.json tells; this was a check of it
+    asked = [name for name in _MISTRAL if values.pop(name, "auto") == "mistral"]
+    if asked and values.setdefault("load_format", "mistral") != "mistral":
+        flag = asked[0].replace("_", "-")
+        raise OptionError(
+            f"--{flag} mistral goes with --load-format mistral, which reads all files in that form"
+        )
+    if values.get("model_impl") == "vllm":
+        values["model_impl"] = "facet"  # the name that vLLM gives its own model code
+    config = assemble(ServerConfig, values)
+    if config.adapters.need_adapters:
+        config = assemble(ServerConfig, {**values, "enable_lora": True})
+    check(config)
+    if not config.media.takes_any:
+        config = assemble(ServerConfig, {**values, "language_model_only": True})
+    return config
+
+
+def _add_guesses(values: dict[str, object]) -> None:
+    """Put the shorthands of --speculative-config into it. Raises OptionError if they contradict it."""
+    asked = {
+        field: given for name, field in _GUESSES.items() if (given := values.pop(name, None)) is not None
+    }
+    if not asked:
+        return
+    known = values.get("speculative_config", {})
+    whole: dict[str, object] = {**(known if isinstance(known, dict) else {})}
+    for field, given in asked.items():
+        if known is None or whole.setdefault(field, given) != given:
+            raise OptionError(
+                f"--speculative-config and the flag for its {field} contradict each other; leave out one"
+            )
+    values["speculative_config"] = whole
+
+
+_DEFAULTS = {
+    option.field: None if option.default is msgspec.NODEFAULT else option.default for option in OPTIONS
+}
+
+
+class EngineArgs:
+    """The options of `serve`, with underscores, as attributes that can be read and changed.
+
+    args = EngineArgs("Qwen/Qwen3-0.6B", max_model_len=4096)
+    engine = LLMEngine.from_engine_args(args)
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        """Raises ValueError if an option is unknown or its value is wrong."""
+        from_python({"model": model, **options})
+        self.model = model
+        self.__dict__.update(options)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Adds the options of `serve` to a program's own parser, for `from_cli_args`; returns the parser."""
+        for option in OPTIONS:
+            default = _DEFAULTS[option.field]
+            text = option.text.replace("%", "%%")
+            parser.add_argument(
+                *option.flags, dest=option.field, default=default, help=text, **argparse_form(option)
+            )
+        for other in VLLM_FLAGS:
+            form = {**argparse_form(other), "dest": other.keyword, "default": None}
+            parser.add_argument(*other.flags, help=argparse.SUPPRESS, **form)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Reads what a parser with these options has found. Other arguments of the program are passed over.
+
+        Raises ValueError as the constructor does.
+        """
+        known = {**_DEFAULTS, **{other.keyword: None for other in VLLM_FLAGS}}
+        given = {name: value for name, value in vars(args).items() if value != known.get(name, value)}
+        return cls(**given)
+
+    def options(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the default of an option that was not given."""
+        if name not in _DEFAULTS:
+            raise AttributeError(f"there is no option {name}")
+        return _DEFAULTS[name]
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({given})"
+
+
+class AsyncEngineArgs(EngineArgs):
+    """The same options for `AsyncLLM.from_engine_args`."""
+
+
+def key_file_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The file of keys that a server started now would use by its variable."""
+    return environ.get(f"{PREFIX}API_KEY_FILE") or None
+
+
+def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key that commands send to a server, by the same variables as the server's own, or OpenAI's."""
+    names = (f"{PREFIX}API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def share_metrics(folder: Path) -> None:
+    """Let prometheus_client count for several processes. It reads this variable when first imported."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

@@ -1,0 +1,346 @@
+"""Everything that an operator may ask of a server: the options that are no engine's and no worker's own.
+
+Each option is a field of a frozen struct, here, in `engine_core.config` or in `worker.options`. The command
+line (see `serve --help`), the variables FACET_<FLAG>, the YAML file of --config, the keywords of `LLM` and
+the reference page all come from it. Names and meanings are those of `vllm serve`; an option that differs
+says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from engine_core.config import WORKERS, EngineConfig, Replicas
+from server.options.adapter_options import AdapterOptions
+from server.options.batch_options import BatchOptions
+from server.options.connection_options import HTTP, ConnectionOptions
+from server.options.media_options import MediaOptions
+from server.options.plugin_options import PluginOptions
+from server.options.vector_options import VectorOptions
+from worker import logs
+from worker.options import MEMORY, MODEL, OptionDoc, share_or_size
+
+TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
+ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
+
+_ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
+
+
+Dialect = Literal["cohere", "tei", "voyage", "infinity"]
+"""The APIs of which some have the same paths with other bodies or answers."""
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
+"""The fields of a message that carry the reasoning: clients of different servers read different ones."""
+
+GuessReportLevel = Literal["none", "summary", "detailed"]
+"""How much answers tell of guesses."""
+
+ToolStrictLevel = Literal["auto", "function", "parameter"]
+"""What calls of tools are held to that are not strict."""
+
+
+_HUB_ID = re.compile(r"((hf|huggingface)\.co/(?=[^/]+/))?(\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?)")
+_GGUF = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.gguf")
+_CACHED = re.compile(r"models--(.+)")
+"""A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
+
+
+class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use a server, and how it is shared."""
+
+    api_key: Annotated[list[str], OptionDoc(ACCESS)] = []
+    """Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other users of
+    the machine see the command line: better put one into the variable FACET_API_KEY."""
+    api_key_file: Annotated[str | None, OptionDoc(ACCESS)] = None
+    """File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` writes. It
+    is read again when it changes."""
+    fair_between: Annotated[str, OptionDoc(ACCESS, ("addresses", "none"))] = "addresses"
+    """Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; behind
+    a proxy of this machine, what its X-Forwarded-For says), or none: then all are one."""
+    max_queue_wait: Annotated[float, OptionDoc(ACCESS, least=0)] = 0.0
+    """Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any number. Of a
+    request for many texts, the first counts."""
+    request_timeout: Annotated[float, OptionDoc(ACCESS, least=0)] = 0.0
+    """Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or `timeout`
+    in the body, may make it less."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self.api_key) or self.api_key_file is not None
+
+
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server writes into its log."""
+
+    enable_log_requests: Annotated[bool, OptionDoc(LOGS)] = False
+    """Log each request's id, size and parameters."""
+    disable_log_stats: Annotated[bool, OptionDoc(LOGS)] = False
+    """No line on throughput every ten seconds."""
+    disable_uvicorn_access_log: Annotated[bool, OptionDoc(LOGS)] = False
+    """No line for each HTTP request."""
+    disable_access_log_for_endpoints: Annotated[str, OptionDoc(LOGS)] = ""
+    """Paths whose requests have no such line, divided by commas: /health,/metrics."""
+    debug_event_loop: Annotated[bool, OptionDoc(LOGS)] = False
+    """Name in the log, by its stack, all that holds up an API process's event loop for more than 50 ms."""
+    debug_steps: Annotated[bool, OptionDoc(LOGS)] = False
+    """Name in the log, by its stack, each part of an engine's steps that takes five times as long as is
+    expected, and more than 50 ms."""
+    uvicorn_log_level: Annotated[str, OptionDoc(LOGS, ("critical", "error", "warning", "info", "debug"))] = (
+        "info"
+    )
+    """What to log."""
+    log_format: Annotated[str, OptionDoc(LOGS, ("text", "json"))] = "text"
+    """Lines of the log: text for people, json for programs."""
+    log_config_file: Annotated[str | None, OptionDoc(LOGS)] = None
+    """A JSON file of what `logging.config.dictConfig` takes, for every process (docs/logs.md)."""
+
+    @property
+    def style(self) -> str:
+        """What `worker.logs.setup` is told in every process."""
+        return logs.style(self.uvicorn_log_level, self.log_format, self.log_config_file)
+
+    @property
+    def quiet_paths(self) -> frozenset[str]:
+        """Paths whose requests are not logged."""
+        parts = (part.strip() for part in self.disable_access_log_for_endpoints.split(","))
+        return frozenset(part for part in parts if part)
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server tells in answers and traces about requests."""
+
+    enable_timing: Annotated[bool, OptionDoc(REPORTS)] = False
+    """Report in usage where the time went, in streams with the last chunk."""
+    enable_timing_headers: Annotated[bool, OptionDoc(REPORTS)] = False
+    """Tell in headers of whole answers how long they were queued, read and generated, and how many prompt
+    tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens."""
+    per_request_spec_decode_metrics: Annotated[
+        GuessReportLevel, OptionDoc(REPORTS, ("none", "summary", "detailed"))
+    ] = "none"
+    """Tell in answers as `metrics.speculative_decoding` how often guesses held, if the request asks for one:
+    sums, or step by step too (detailed)."""
+    otlp_traces_endpoint: Annotated[str | None, OptionDoc(REPORTS)] = None
+    """Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as
+    http://localhost:4318/v1/traces. Needs the extra otel."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask of a server, its engines and their workers."""
+
+    engine: EngineConfig
+
+    served_model_name: Annotated[list[str], OptionDoc(MODEL)] = []
+    """Names that clients may use for the model; answers carry the first. Default: the hub id, or the last
+    part of a folder's path; requests may use the whole path, too."""
+    models: Annotated[str | None, OptionDoc(MODEL)] = None
+    """Serve several models: a TOML file of them, or a folder in which each folder or GGUF file is one
+    (docs/several_models.md). Without names and options of their own: `serve MODEL MODEL`."""
+    memory: Annotated[float | None, OptionDoc(MEMORY, read=share_or_size)] = None
+    """Memory of a server of several models, all processes counted: a size such as 2.5G, or a share of the
+    machine's, 0.5 or 50% (default: 80%). On CUDA that of each card, for models alone (default: 92%). A model
+    goes when others need its room, longest unused first."""
+    show_root: Annotated[bool, OptionDoc(MODEL)] = False
+    """Tell the model's hub id or path as `root` in /v1/models, not its name."""
+    tokenizer: Annotated[str | None, OptionDoc(TEXT)] = None
+    """Folder or hub id of a tokenizer, if not the model's."""
+    tokenizer_revision: Annotated[str | None, OptionDoc(TEXT)] = None
+    """Branch, tag or commit of the tokenizer on the hub, if not the model's."""
+    skip_tokenizer_init: Annotated[bool, OptionDoc(TEXT)] = False
+    """Load no tokenizer: prompts are token ids, answers have no text but ids (return_token_ids), and no stop
+    strings."""
+    enable_tokenizer_info_endpoint: Annotated[bool, OptionDoc(TEXT)] = False
+    """Tell at /tokenizer_info what the tokenizer's files say, the chat template among it."""
+    chat_template: Annotated[str | None, OptionDoc(TEXT)] = None
+    """A Jinja template, or a file with one."""
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"], OptionDoc(TEXT, ("auto", "string", "openai"))
+    ] = "auto"
+    """How the template takes contents; auto looks into it."""
+    default_chat_template_kwargs: Annotated[dict[str, object], OptionDoc(TEXT)] = {}
+    """Arguments for the template where a request gives none."""
+    trust_request_chat_template: Annotated[bool, OptionDoc(TEXT)] = False
+    """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
+    special_tokens_in_messages: Annotated[bool, OptionDoc(TEXT)] = False
+    """Control tokens in the text of messages are control tokens, so that a quoted document can forge turns,
+    not ordinary text."""
+    response_role: Annotated[str, OptionDoc(TEXT)] = "assistant"
+    """Role of the answers in chat."""
+
+    generation_config: Annotated[str, OptionDoc(ANSWERS)] = "auto"
+    """Sampling defaults: auto is the model's own or its authors', vllm neutral ones, or a folder."""
+    override_generation_config: Annotated[dict[str, object], OptionDoc(ANSWERS)] = {}
+    """Sampling defaults to put over those."""
+    max_logprobs: Annotated[int, OptionDoc(ANSWERS, least=-1)] = 20
+    """Most logprobs that a request may ask for; -1 is no bound."""
+    stream_interval: Annotated[int, OptionDoc(ANSWERS, least=1)] = 1
+    """Tokens in a streamed chunk; the first comes alone."""
+    enable_prompt_tokens_details: Annotated[bool, OptionDoc(ANSWERS)] = False
+    """Tell cached prompt tokens in usage."""
+    tool_call_parser: Annotated[str, OptionDoc(ANSWERS)] = "auto"
+    """How tool calls are written: a parser's name, none, or auto asks the template."""
+    tool_strict_level: Annotated[ToolStrictLevel, OptionDoc(ANSWERS, ("auto", "function", "parameter"))] = (
+        "auto"
+    )
+    """What calls are held to where a tool is not strict: auto is nothing, function is their form and names,
+    parameter their arguments too."""
+    reasoning_parser: Annotated[str, OptionDoc(ANSWERS)] = "auto"
+    """How reasoning is marked: a parser's name, none, or auto asks the template."""
+    reasoning_field: Annotated[
+        ReasoningField, OptionDoc(ANSWERS, ("both", "reasoning", "reasoning_content"))
+    ] = "both"
+    """Fields that carry it."""
+    moderation_categories: Annotated[str | None, OptionDoc(ANSWERS)] = None
+    """JSON file of the categories that labels mean in /v1/moderations (docs/moderations.md)."""
+    dialect: Annotated[Dialect, OptionDoc(ANSWERS, DIALECTS)] = "cohere"
+    """The API whose form /rerank, /v1/rerank, /classify and /v1/embeddings have, where several have such a
+    path, unless the header X-Facet-Dialect names one. cohere is Jina's and vLLM's form, too."""
+    ignore_unknown_fields: Annotated[bool, OptionDoc(ANSWERS)] = False
+    """Accept fields of requests that this server does not know, without effect."""
+    enable_force_include_usage: Annotated[bool, OptionDoc(ANSWERS)] = False
+    """Send usage in every stream."""
+    return_tokens_as_token_ids: Annotated[bool, OptionDoc(ANSWERS)] = False
+    """In logprobs, tokens as token_id:123."""
+    sse_keep_alive_interval: Annotated[float, OptionDoc(ANSWERS, least=0)] = 15.0
+    """Seconds of silence after which a stream sends a comment, such as `: waiting 12 ahead` or `: reading
+    4096 of 9000`; 0 is never. Unlike vLLM's, not 0 by default: silence means that the server is gone."""
+
+    host: Annotated[str, OptionDoc(HTTP)] = "127.0.0.1"
+    """Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all."""
+    port: Annotated[int, OptionDoc(HTTP, least=0, most=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+    uds: Annotated[str | None, OptionDoc(HTTP)] = None
+    """Unix socket to listen on, in place of host and port."""
+    root_path: Annotated[str, OptionDoc(HTTP)] = ""
+    """Path under which a proxy shows this server."""
+    allowed_origins: Annotated[list[str], OptionDoc(HTTP)] = []
+    """Origins that browsers may call from (CORS)."""
+    allowed_methods: Annotated[list[str], OptionDoc(HTTP)] = _ANY
+    """Methods that browsers may use."""
+    allowed_headers: Annotated[list[str], OptionDoc(HTTP)] = _ANY
+    """Headers that browsers may send."""
+    allow_credentials: Annotated[bool, OptionDoc(HTTP)] = False
+    """Let browsers send credentials."""
+    allowed_hosts: Annotated[list[str], OptionDoc(HTTP)] = []
+    """Names under which clients reach this server, beside localhost and its address; * for any. Checked if
+    this is given or only this machine is listened to."""
+    max_connections: Annotated[int, OptionDoc(HTTP, least=1)] = 4096
+    """Connections that an API process serves at a time; see also ulimit -n."""
+    insecure: Annotated[bool, OptionDoc(HTTP)] = False
+    """Let other machines use this server without a key, and ranks meet at a public address."""
+    enable_request_id_headers: Annotated[bool, OptionDoc(HTTP)] = False
+    """Answer with an X-Request-Id header."""
+    disable_page: Annotated[bool, OptionDoc(HTTP)] = False
+    """No page for people at / (docs/page.md)."""
+    ollama: Annotated[bool, OptionDoc(HTTP)] = True
+    """Speak Ollama's API below /api/, too (docs/ollama.md)."""
+    disable_fastapi_docs: Annotated[bool, OptionDoc(HTTP)] = False
+    """No /docs and no /openapi.json."""
+    server_dev_mode: Annotated[bool, OptionDoc(HTTP)] = False
+    """Serve routes that change what the server does, as vLLM has them with VLLM_SERVER_DEV_MODE: not for
+    strangers."""
+
+    connections: ConnectionOptions = ConnectionOptions()
+    plugins: PluginOptions = PluginOptions()
+    reports: ReportOptions = ReportOptions()
+    access: AccessOptions = AccessOptions()
+    media: MediaOptions = MediaOptions()
+    vectors: VectorOptions = VectorOptions()
+    batches: BatchOptions = BatchOptions()
+    adapters: AdapterOptions = AdapterOptions()
+
+    data_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-dp")] = 1
+    """Replicas of the model, among which requests are spread."""
+    data_parallel_size_local: Annotated[int | None, OptionDoc(WORKERS, least=0, short="-dpl")] = None
+    """How many run on this machine; default: all that no other does."""
+    data_parallel_start_rank: Annotated[int, OptionDoc(WORKERS, least=0, short="-dpr")] = 0
+    """The number of this machine's first replica, with --headless or --data-parallel-hybrid-lb."""
+    data_parallel_address: Annotated[str, OptionDoc(WORKERS, short="-dpa")] = "127.0.0.1"
+    """Address of the machine with the API, as replicas on others reach it."""
+    data_parallel_rpc_port: Annotated[int, OptionDoc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
+    """Port there, for those replicas; each API process takes two more."""
+    data_parallel_backend: Annotated[str, OptionDoc(WORKERS, choices=("mp", "ray"), short="-dpb")] = "mp"
+    """Who starts replicas on other machines: somebody there, by --headless (mp), or Ray (ray), which then
+    places all but those of --data-parallel-size-local."""
+    data_parallel_rank: Annotated[int | None, OptionDoc(WORKERS, least=0, short="-dpn")] = None
+    """The number of this server's replica, if each has a server of its own behind a load balancer."""
+    data_parallel_external_lb: Annotated[bool, OptionDoc(WORKERS, short="-dpe")] = False
+    """The same, said by name: it goes with --data-parallel-rank."""
+    data_parallel_hybrid_lb: Annotated[bool, OptionDoc(WORKERS, short="-dph")] = False
+    """A server for each machine behind a load balancer, which knows its own replicas only."""
+    enable_elastic_ep: Annotated[bool, OptionDoc(WORKERS)] = False
+    """Let POST /scale_elastic_ep change the number of replicas while requests run."""
+    headless: Annotated[bool, OptionDoc(WORKERS)] = False
+    """No API here: only workers (--nnodes) or replicas for another machine's API."""
+
+    api_server_count: Annotated[int, OptionDoc(LOGS, least=0, most=64, short="-asc")] = 1
+    """API processes that share the port, for very many small requests; 0 goes with --headless."""
+    shutdown_timeout: Annotated[float, OptionDoc(LOGS, least=0)] = 25.0
+    """Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of the 30
+    that Kubernetes and systemd units usually grant."""
+    drain_delay: Annotated[float, OptionDoc(LOGS, least=0)] = 0.0
+    """Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load balancers
+    notice before anybody is refused."""
+    restart_wait: Annotated[float | None, OptionDoc(LOGS, least=0)] = None
+    """Seconds for which requests wait while a broken engine is started again. Default: three times what its
+    last start took without downloads, but at least 10."""
+    exit_on_failure: Annotated[bool, OptionDoc(LOGS)] = False
+    """Exit with code 1 when a process broke too often to be started again. Without it the server stays, and
+    answers 503 with the reason. One that the system kills for want of memory is always started again."""
+
+    log: LogOptions = LogOptions()
+
+    @property
+    def replicas(self) -> Replicas:
+        first, here = self.data_parallel_start_rank, self.data_parallel_size_local
+        if (rank := self.data_parallel_rank) is not None:
+            first, here = rank, 1
+        by_ray = self.data_parallel_backend == "ray"
+        if here is None:
+            here = 0 if by_ray else self.data_parallel_size - first
+        return Replicas(
+            size=self.data_parallel_size,
+            first=first,
+            here=here,
+            address=self.data_parallel_address,
+            port=self.data_parallel_rpc_port,
+            secret=self.engine.cluster_key,
+            apart=rank is not None or self.data_parallel_hybrid_lb,
+            by_ray=by_ray,
+            together=self.engine.enable_expert_parallel
+            and (self.data_parallel_size > 1 or self.enable_elastic_ep),
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model that clients are told."""
+        return tuple(self.served_model_name) or (shown_name(self.engine.model),)
+
+    def is_own_path(self, name: str) -> bool:
+        """Whether clients of vLLM may use this name: they call a model without a name by its path."""
+        return name == self.engine.model and not self.served_model_name
+
+    @property
+    def root(self) -> str:
+        """The model's origin, as far as clients are told."""
+        return self.engine.model if self.show_root else self.model_names[0]
+
+
+def shown_name(model: str) -> str:
+    """Names a model whose operator gave it none: clients must not learn where files lie.
+
+    A hub id as it is, and of a path only its last part, without .gguf.
+    """
+    file = _GGUF.fullmatch(os.path.basename(model))
+    if (hub := _HUB_ID.fullmatch(model)) and not file:
+        return hub[3]
+    parts = os.path.abspath(os.path.expanduser(model)).split(os.sep)
+    for part in parts:
+        if cached := _CACHED.fullmatch(part):
+            return cached[1].replace("--", "/")
+    return (file[1] if file else parts[-1]) or "model"

@@ -1,0 +1,204 @@
+"""Reads an answer while it is written: what of it is reasoning, what is text, and which tools it calls.
+
+Nothing is looked at twice but beginnings that may become a marker, so reading is linear, and the parts say
+the same however the answer was cut into pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from server.output_parsing.formats.call_format import ParsedCalls, Schema
+from server.output_parsing.tool_call_dialects import NO_MARKERS, Dialect, ThinkingMarkers
+from server.output_parsing.unread_text import (
+    AnswerPart,
+    Literals,
+    Parse,
+    Reasoning,
+    Text,
+    TextSegment,
+    UnreadText,
+)
+
+_PIECE = 4096
+"""The most characters that are read at a time, because taking from the front of a text copies the rest."""
+
+_INPUT_BEGINS = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]++|\\(?:[^u]|u[0-9a-fA-F]{4}))*+')
+"""Characters of a JSON string, with escapes that are complete."""
+_HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
+"""The first half of a pair of escapes that are one character."""
+
+
+class AnswerReader:
+    """The reader of one choice."""
+
+    def __init__(
+        self,
+        dialect: Dialect | None,
+        thinking: ThinkingMarkers | None,
+        *,
+        tools: Mapping[str, Schema] | None,
+        is_thinking: bool = False,
+        written: Mapping[str, str] | None = None,
+        calls_end_thinking: bool = True,
+    ) -> None:
+        """`tools`: the schema of the arguments of each tool; None if calls are not to be read.
+
+        `is_thinking`: the prompt has opened the reasoning already. `written`: the text of each mark that
+        stands for a special token. `calls_end_thinking`: a call within the reasoning is one, and ends it.
+        """
+        self._dialect = None if tools is None else dialect
+        self._thinking = thinking = thinking or NO_MARKERS
+        self._parts: list[AnswerPart] = []
+        self._unread = UnreadText()
+        marks = {ord(mark): text for mark, text in (written or {}).items()}
+        self._text = TextSegment(Text, self._parts, marks)
+        self._reasoning = TextSegment(Reasoning, self._parts, marks)
+        self._calls = ParsedCalls(self._unread, self._parts, tools or {}, marks, self._text.skip_space)
+        call_opens = self._dialect.opens if self._dialect else ()
+        self._hides = (*(dialect.hides if dialect else ()), *thinking.hides)
+        self._openers = Literals((*call_opens, *self._hides, *thinking.opens))
+        self._thinking_ends = Literals((*(call_opens if calls_end_thinking else ()), *thinking.closes))
+        self._thoughts: list[slice] = []
+        """The places of the reasoning in the answer's text, without markers. The last end may be None."""
+        self._starts: list[int] = []
+        """The places in the answer's text at which its tokens begin."""
+        self._width = 0
+        self._reading = self._read(is_thinking)
+        next(self._reading)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens of reasoning so far, without its markers."""
+        count = 0
+        for thought in self._thoughts:
+            first = bisect_left(self._starts, thought.start)
+            last = len(self._starts) if thought.stop is None else bisect_left(self._starts, thought.stop)
+            count += last - first
+        return count
+
+    def push(self, text: str, widths: Sequence[int] = ()) -> list[AnswerPart]:
+        """The parts that this next piece of the answer begins, continues or completes.
+
+        `widths` are the characters of each of its tokens, if tokens shall be counted.
+        """
+        for width in widths:
+            self._starts.append(self._width)
+            self._width += width
+        for start in range(0, len(text), _PIECE):
+            self._unread.push(text[start : start + _PIECE])
+            next(self._reading)
+        return self._take_parts()
+
+    def finish(self) -> list[AnswerPart]:
+        """What was held back, now that the answer has ended."""
+        self._unread.ended = True
+        next(self._reading, None)
+        self._reasoning.end()
+        self._text.end()
+        return self._take_parts()
+
+    def _take_parts(self) -> list[AnswerPart]:
+        parts = self._parts.copy()
+        self._parts.clear()
+        return parts
+
+    def _read(self, is_thinking: bool) -> Parse[None]:
+        yield
+        if is_thinking:
+            yield from self._think()
+        elif (yield from self._unread.expect(*self._thinking.closes)):
+            self._text.skip_space()  # its reasoning is empty
+        while True:
+            opener = yield from self._unread.pass_until(self._openers, self._text.push)
+            if opener is None:
+                return
+            if opener in self._thinking.opens:
+                yield from self._think()
+            elif opener not in self._hides:
+                yield from self._call(opener)
+
+    def _think(self) -> Parse[None]:
+        """Read reasoning up to its end. A call ends it too, even without its marker."""
+        self._text.skip_space()
+        self._reasoning.skip_space()
+        begin = self._unread.place
+        self._thoughts.append(slice(begin, None))
+        while True:
+            closer = yield from self._unread.pass_until(self._thinking_ends, self._reasoning.push)
+            if closer is None:
+                return
+            end = self._unread.place - len(closer)
+            if closer in self._thinking.closes or (yield from self._call(closer, self._reasoning)):
+                break
+        self._thoughts[-1] = slice(begin, end)
+        self._reasoning.skip_space()
+
+    def _call(self, opener: str, around: TextSegment | None = None) -> Parse[bool]:
+        """Read the calls behind an opener. If there is none, it belongs to what is around it."""
+        segment = self._text if around is None else around
+        dialect = self._dialect
+        if dialect is not None and (self._text.is_empty or not dialect.only_first):
+            self._unread.remember(opener)
+            begun = self._calls.count
+            yield from dialect.format.read(self._calls, opener)
+            if self._calls.count > begun:
+                return True
+            self._unread.put_back()
+            self._unread.take(len(opener))
+        segment.push(opener)
+        return False
+
+
+class CustomToolInput:
+    """The free text of a custom tool, which the model writes as the one string of its arguments.
+
+    It comes from pieces of the arguments as JSON. What is in another form comes at the end, as it is.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._unread = ""
+        """The end of the arguments that is not read yet."""
+        self._has_begun = False
+
+    @property
+    def text(self) -> str:
+        """What has been read of the text."""
+        return "".join(self._pieces)
+
+    def push(self, arguments: str) -> str:
+        """More of the text, of these further arguments."""
+        self._unread += arguments
+        if not self._has_begun:
+            if (begin := _INPUT_BEGINS.match(self._unread)) is None:
+                return ""
+            self._unread, self._has_begun = self._unread[begin.end() :], True
+        found = _WHOLE_CHARACTERS.match(self._unread)
+        raw = found.group() if found else ""
+        next_two = self._unread[len(raw) : len(raw) + 2]
+        if (half := _HALF_PAIR.search(raw)) and "\\u".startswith(next_two):
+            raw = raw[: half.start()]  # the other half may come
+        self._unread = self._unread[len(raw) :]
+        return self._add(json.loads(f'"{raw}"', strict=False))
+
+    def end(self) -> str:
+        """The rest of the text, now that the arguments have ended."""
+        if self._has_begun:
+            return ""
+        try:
+            found = json.loads(self._unread)
+        except ValueError:
+            return self._add(self._unread)
+        text = found.get("input") if isinstance(found, dict) else None
+        return self._add(text if isinstance(text, str) else self._unread)
+
+    def _add(self, text: str) -> str:
+        if not text.isascii():  # half of a pair alone is no character, and cannot be sent
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self._pieces.append(text)
+        return text

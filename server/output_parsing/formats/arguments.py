@@ -1,0 +1,267 @@
+"""What a tool's schema says of arguments that are written one by one, and not as one object of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.output_parsing.formats.call_format import CallGrammar, ToolForm
+
+_MOST_DEPTH = 8
+"""How many references and alternatives are followed."""
+_SAID_ELSEWHERE = frozenset(
+    {
+        "type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id",
+        "title", "description", "default", "examples", "deprecated", "$comment", "x-guidance",
+    }
+)  # fmt: skip
+"""Keywords of an object that its members satisfy, or that ask for nothing."""
+_OF_STRINGS = frozenset({"type", "enum", "const", "minLength", "maxLength"}) | _SAID_ELSEWHERE
+_UNBOUND = frozenset({"type", "anyOf", "title", "description", "default", "examples"})
+"""Keywords that say no more of a value than its type."""
+_OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "examples"})
+
+
+# Reading: types of values, and values of texts.
+
+
+def types_in(described: object, root: Mapping[str, Any], depth: int = _MOST_DEPTH) -> frozenset[str]:
+    """The JSON types that a part of the schema `root` allows; none if it does not say."""
+    described = resolved(described, root)
+    if not isinstance(described, Mapping) or depth == 0:
+        return frozenset()
+    match described.get("type"):
+        case str() as one:
+            return frozenset({one})
+        case list() as several:
+            return frozenset(each for each in several if isinstance(each, str))
+        case _:
+            pass
+    if isinstance(values := described.get("enum"), list):
+        return frozenset(map(_type_of, values))
+    if "const" in described:
+        return frozenset({_type_of(described["const"])})
+    found: frozenset[str] = frozenset()
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        alternatives = described.get(keyword)
+        for each in alternatives if isinstance(alternatives, list) else ():
+            found |= types_in(each, root, depth - 1)
+    return found
+
+
+def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
+    """What a part of the schema `root` says of its property `key`, or of its items if it lists none."""
+    described = resolved(described, root)
+    if not isinstance(described, Mapping):
+        return None
+    properties = described.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else described.get("items")
+
+
+def resolved(described: object, root: Mapping[str, Any]) -> object:
+    """What a part of the schema `root` refers to, or the part itself if it does not."""
+    for _ in range(_MOST_DEPTH):
+        if not isinstance(described, Mapping) or not isinstance(reference := described.get("$ref"), str):
+            break
+        described = root
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            described = described.get(step) if isinstance(described, Mapping) else None
+    return described
+
+
+def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
+    """The value that a text stands for: JSON where the schema allows its type, else the text itself."""
+    types = types_in(described, root)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        lowered = text.strip().lower()
+        if "boolean" in types and lowered in ("true", "false"):
+            return lowered == "true"
+        if lowered in ("none", "null") and (not types or "null" in types):
+            return None
+        return text
+    if types and _type_of(value) not in types and not ("number" in types and _type_of(value) == "integer"):
+        return text if "string" in types else value
+    return value
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+# Writing: expressions of the values that a schema allows.
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A property of an object."""
+
+    name: str
+    schema: object
+    required: bool
+
+
+def members_of(lark: CallGrammar, tool: ToolForm, schema: object) -> list[Member] | None:
+    """The members of an object in the order of its schema; None if it may have any."""
+    described = resolved(schema, tool.schema)
+    if not isinstance(described, Mapping):
+        return None
+    for keyword in described.keys() - _SAID_ELSEWHERE:
+        lark.drop(tool, keyword)
+    properties = described.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = [name for name in described.get("required") or () if isinstance(name, str)]
+    if not properties and not required and described.get("additionalProperties") is not False:
+        return None
+    found = [Member(name, each, name in required) for name, each in properties.items()]
+    return found + [Member(name, {}, True) for name in required if name not in properties]
+
+
+def in_order(lark: CallGrammar, members: Iterable[tuple[str, bool]], between: str) -> str:
+    """All members that are required and some of the others, in order; may be empty.
+
+    Each is an expression and whether it is required; `between` stands between any two.
+    """
+    given = list(members)
+    if not between:
+        return " ".join(each if required else f"({each})?" for each, required in given)
+    first: list[str] = []
+    rest = ""
+    may_be_empty = True
+    for each, required in reversed(given):
+        begun = lark.sequence(each, rest)
+        first = [begun] if required else [begun, *first]
+        may_be_empty = may_be_empty and not required
+        another = lark.sequence(between, each)
+        rest = lark.sequence(another if required else f"({another})?", rest)
+    if not first:
+        return ""
+    return f"({lark.one_of(first)})?" if may_be_empty else lark.one_of(first)
+
+
+def json_argument(lark: CallGrammar, tool: ToolForm, schema: object) -> str:
+    """JSON of a part of the tool's schema, whose references still lead to the whole."""
+    part = schema if isinstance(schema, Mapping) else {}
+    definitions = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
+    if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(part)):
+        lark.drop(tool, "$ref")
+        return lark.json_of({})
+    return lark.json_of({**part, **definitions}, strict=tool.strict)
+
+
+def is_string(tool: ToolForm, schema: object) -> bool:
+    """Whether a value is a string whatever it looks like, so that a reader takes it as it stands."""
+    return types_in(schema, tool.schema) == {"string"}
+
+
+def takes_any_text(tool: ToolForm, schema: object) -> bool:
+    """Whether any text is right for a value that may be a string: it is one if it is nothing else."""
+    types = types_in(schema, tool.schema)
+    if types and "string" not in types:
+        return False
+    described = resolved(schema, tool.schema)
+    parts: list[object] = [described]
+    if isinstance(described, Mapping):
+        parts += [each for keyword in ("anyOf", "oneOf") for each in described.get(keyword) or ()]
+    return all(isinstance(part, Mapping) and part.keys() <= _UNBOUND for part in parts)
+
+
+def raw_string(lark: CallGrammar, tool: ToolForm, schema: object, end: str) -> str:
+    """A string without quotes, and the literal that ends it."""
+    described = resolved(schema, tool.schema)
+    described = described if isinstance(described, Mapping) else {}
+    for keyword in described.keys() - _OF_STRINGS:
+        lark.drop(tool, keyword)
+    for keyword in ("enum", "const"):
+        if keyword in described:
+            values = described["enum"] if keyword == "enum" else [described["const"]]
+            texts = [value for value in values if isinstance(value, str) and end not in value]
+            if len(texts) < len(values):
+                lark.drop(tool, keyword)
+            if texts:
+                return lark.one_of(lark.literal(text + end) for text in texts)
+    least, most = described.get("minLength", 0), described.get("maxLength")
+    return lark.raw(end, least if isinstance(least, int) else 0, most if isinstance(most, int) else None)
+
+
+def _references(schema: object) -> Iterator[str]:
+    waiting: list[Any] = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as part:
+                if isinstance(reference := part.get("$ref"), str):
+                    yield reference
+                waiting.extend(part.values())
+            case list() as several:
+                waiting.extend(several)
+            case _:
+                pass
+
+
+class NestedFormat(Protocol):
+    """How a dialect writes values in which objects and arrays are no JSON."""
+
+    def write_string(self, lark: CallGrammar, tool: ToolForm, schema: object, name: str) -> str: ...
+    def write_object(self, lark: CallGrammar, members: list[tuple[Member, str]], name: str) -> str: ...
+    def write_array(self, lark: CallGrammar, item: str, name: str) -> str: ...
+    def write_other(self, lark: CallGrammar, json: str, name: str) -> str: ...
+    def write_any(self, lark: CallGrammar, name: str) -> str:
+        """Any value, of which the schema says nothing."""
+        ...
+
+
+def write_members(
+    form: NestedFormat, lark: CallGrammar, tool: ToolForm, schema: object, depth: int = 0
+) -> list[tuple[Member, str]] | None:
+    """The members of an object, each with the expression of its value; None if it may have any."""
+    members = members_of(lark, tool, schema)
+    if members is None:
+        return None
+    return [(each, write_value(form, lark, tool, each.schema, each.name, depth)) for each in members]
+
+
+def write_value(
+    form: NestedFormat, lark: CallGrammar, tool: ToolForm, schema: object, name: str, depth: int = 0
+) -> str:
+    """A value of a part of the tool's schema; `name` is the key or the element in which it stands."""
+    described = resolved(schema, tool.schema)
+    types = types_in(schema, tool.schema)
+    if depth == _MOST_DEPTH:
+        lark.drop(tool, "$ref")
+    if not isinstance(described, Mapping) or not types or depth == _MOST_DEPTH:
+        return form.write_any(lark, name)
+    if is_string(tool, schema):
+        return form.write_string(lark, tool, schema, name)
+    alternatives: list[Any] = []
+    if keyword := next((each for each in ("anyOf", "oneOf") if each in described), ""):
+        alternatives = [each for each in described[keyword] if isinstance(each, Mapping)]
+    elif len(types) > 1:
+        alternatives = [{**described, "type": one} for one in sorted(types)]
+    if alternatives:
+        return lark.one_of(write_value(form, lark, tool, each, name, depth + 1) for each in alternatives)
+    if types == {"object"}:
+        members = write_members(form, lark, tool, described, depth + 1)
+        return form.write_any(lark, name) if members is None else form.write_object(lark, members, name)
+    if types == {"array"}:
+        for keyword in described.keys() - _OF_ARRAYS:
+            lark.drop(tool, keyword)
+        item = write_value(form, lark, tool, described.get("items", {}), "item", depth + 1)
+        return form.write_array(lark, item, name)
+    return form.write_other(lark, json_argument(lark, tool, described), name)

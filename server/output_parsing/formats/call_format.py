@@ -1,0 +1,192 @@
+"""What all ways to write tool calls share: their interface, and the tools of their readers and grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.grammars.lark import ANY_TEXT, WHITESPACE, LarkGrammar, exactly, quoted
+from server.output_parsing.unread_text import (
+    SPACE,
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Literals,
+    Parse,
+    UnreadText,
+)
+
+MAX_NAME = 256
+"""The most characters of a name with what surrounds it: more is text."""
+ANY_SPACE = "SPACE?"
+"""Some space between tokens of markup, or none."""
+ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""A regular expression of names of arguments, where the schema names none."""
+
+Schema = Mapping[str, Any]
+ANY_OBJECT: Schema = {"type": "object"}
+
+
+class Unenforceable(Exception):
+    """A tool's schema asks for something that no grammar of this dialect can hold a model to."""
+
+    def __init__(self, keyword: str, tool: str = "") -> None:
+        super().__init__(keyword)
+        self.keyword = keyword
+        self.tool = tool
+        """The name of the tool; empty if it is not the schema of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """A tool, and what a call of it is held to."""
+
+    name: str
+    schema: Schema
+    """The schema that arguments are held to; ANY_OBJECT leaves them free."""
+    strict: bool = False
+    """Whether what cannot be enforced is refused, and not left out."""
+
+
+class CallGrammar(LarkGrammar):
+    """A grammar of calls under way. Marks stand for special tokens in its literals."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        super().__init__(tokens)
+        self.dropped: dict[str, None] = {}
+        """What of the tools' schemas could not be enforced and is left out, as `tool: keyword`."""
+
+    def whole(self, start: str) -> str:
+        """The text of the grammar. `start` is the expression of the answer."""
+        return self.text(start, r"SPACE: /[ \n]{1,8}/")
+
+    def many(self, one: str, between: str) -> str:
+        """One or more of these."""
+        return f"{one} ({between} {one})*"
+
+    def behind_space(self, literals: Sequence[str]) -> str:
+        """The first of these literals, perhaps with space before it; empty if there are none."""
+        return f"{ANY_SPACE} {self.literal(literals[0])}" if literals else ""
+
+    def json_of(self, schema: Schema, *, strict: bool = False) -> str:
+        """JSON of a schema. What of it cannot be enforced is left out, if it is not `strict`."""
+        options = {"whitespace_pattern": WHITESPACE, **({} if strict else {"lenient": True})}
+        return self.json({**schema, "x-guidance": options})
+
+    def raw(self, end: str, least: int = 0, most: int | None = None) -> str:
+        """Text of any characters, so many at least and at most, and the literal that ends it."""
+        count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+        if self.has_token(end):  # no text has a special token, so that this is the first
+            first = self._pieces(end)[0]
+            before = "" if first in self._tokens else first
+            return self.sequence(f"/(?s:.{count}){exactly(before)}/", self.literal(end[len(before) :]))
+        without = f"/(?s:.{count})/ & ~/(?s:.*){exactly(end)}(?s:.*)/"
+        return self.rule(f"({without}) {quoted(end)}", terminal=True)
+
+    def without(self, literal: str) -> str:
+        """Text of any characters in which a literal does not stand; may be empty."""
+        return ANY_TEXT if not literal or self.has_token(literal) else self.text_without([literal])
+
+    def drop(self, tool: ToolForm, keyword: str) -> None:
+        """Note that a keyword is not enforced. Raises Unenforceable if it has to be."""
+        if tool.strict:
+            raise Unenforceable(keyword, tool.name)
+        self.dropped[f"{tool.name}: {keyword}"] = None
+
+
+class ParsedCalls:
+    """The calls of one answer, of which a format's reader says what it reads."""
+
+    def __init__(
+        self,
+        unread: UnreadText,
+        parts: list[AnswerPart],
+        tools: Mapping[str, Schema],
+        written: Mapping[int, str],
+        on_begin: Callable[[], None],
+    ) -> None:
+        """`written` is the text of each mark that stands for a special token."""
+        self.unread = unread
+        self.count = 0
+        """The number of calls that have begun."""
+        self.schema: Schema = {}
+        """The schema of the arguments of the call that began last."""
+        self._parts = parts
+        self._tools = tools
+        self._written = written
+        self._on_begin = on_begin
+        self._between = ""
+        """What stands between the last key's value and the next key, if there was one."""
+
+    def begin(self, name: str, id: str = "") -> bool:
+        """Begin a call; False if no tool has this name, so that this is no call."""
+        if name not in self._tools:
+            return False
+        self.unread.forget()
+        self._on_begin()
+        self._parts.append(CallBegun(self.count, name, id))
+        self.schema = self._tools[name]
+        self.count += 1
+        self._between = ""
+        return True
+
+    def read_name(self, *ends: str) -> Parse[str]:
+        """Begin the call of the tool whose name ends here; returns the end, or "" if this is no call."""
+        found = yield from self.unread.read_until(Literals(ends), MAX_NAME)
+        return found[1] if found is not None and self.begin(found[0].strip(SPACE)) else ""
+
+    def read_string(self, end: str, emit: Callable[[str], None] | None = None) -> Parse[bool]:
+        """Pass a string on up to the literal that ends it; False if the answer ends in it."""
+        self.add_arguments('"')
+        found = yield from self.unread.pass_until(Literals((end,)), emit or self.add_string, in_markup=True)
+        self.add_arguments('"' if found else "")
+        return found is not None
+
+    def as_written(self, text: str) -> str:
+        """Text in which marks are special tokens again."""
+        return text.translate(self._written)
+
+    def add_arguments(self, text: str) -> None:
+        """Pass on more of the arguments, which are JSON."""
+        if text:
+            self._parts.append(Arguments(self.count - 1, self.as_written(text)))
+
+    def add_string(self, text: str) -> None:
+        """Pass on more of a string, which the format writes without JSON's escapes."""
+        self.add_arguments(json.dumps(self.as_written(text), ensure_ascii=False)[1:-1])
+
+    def add_key(self, key: str) -> None:
+        """Pass on the next key of the arguments, behind what stands before it."""
+        self.add_arguments(f"{self._between}{json.dumps(key, ensure_ascii=False)}: ")
+        self._between = ", "
+
+    def add_value(self, value: object) -> None:
+        """Pass on a whole value."""
+        self.add_arguments(json.dumps(value, ensure_ascii=False))
+
+    def end(self, closing: str = "") -> None:
+        """End the call, whose arguments end with this."""
+        self.add_arguments(closing)
+        self._parts.append(CallEnded(self.count - 1))
+
+
+class CallFormat(Protocol):
+    """A way to write calls."""
+
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        """Read all calls behind this opener. If there is none, return before any has begun."""
+        ...
+
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        """An expression of what stands behind this opener: one call, or as many as stand behind one opener.
+
+        `several`: whether there may be more than one.
+        """
+        ...
+
+    def holds_several(self, opener: str) -> bool:
+        """Whether one opener stands before several calls; otherwise each has its own."""
+        ...

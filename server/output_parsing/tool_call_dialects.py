@@ -1,0 +1,307 @@
+"""The table of dialects: how each family of models writes calls, and the markers of its reasoning.
+
+Another family is another entry here; a new way to write calls is a new file in `formats/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from server.output_parsing.formats.call_format import CallFormat
+from server.output_parsing.formats.json_calls import (
+    Channels,
+    EitherFormat,
+    JsonObject,
+    NamedJson,
+    numbered,
+    with_call_id,
+)
+from server.output_parsing.formats.nested_values import BareKeys, Elements
+from server.output_parsing.formats.python_calls import PythonCalls
+from server.output_parsing.formats.tagged import Tagged
+
+AUTO, NONE = "auto", "none"
+"""Names that stand for what the chat template says, and for no reading at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a family of models writes tool calls."""
+
+    name: str
+    """Its name in the options, which is the peers'."""
+    opens: tuple[str, ...]
+    """The literals with which calls begin."""
+    format: CallFormat
+    only_first: bool = False
+    """Whether calls are the whole message, so that the openers mean nothing behind other text."""
+    hides: tuple[str, ...] = ()
+    """Markup around the text of an answer, which is no part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """The literals around the reasoning of a model."""
+
+    name: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    hides: tuple[str, ...] = ()
+    """Markup around the text of an answer, which is no part of it."""
+    then: str = ""
+    """What stands between the reasoning and an answer or a call."""
+    answers: str = ""
+    """What stands before the text of an answer, if that is held to a form."""
+    told_by: tuple[str, ...] = ()
+    """The literals by which it is recognized, if `closes` stand for other things in other families."""
+
+
+NO_MARKERS = ThinkingMarkers("", (), ())
+
+
+_ARRAY = JsonObject(array=True)
+_FUNCTION_TAGS = Tagged(
+    name_opens="<function=",
+    name_ends=(">",),
+    key_opens="<parameter=",
+    key_ends=">",
+    value_ends="</parameter>",
+    ends=("</function>",),
+    trims=True,
+)
+_INVOKE_TAGS = Tagged(
+    name_opens='<invoke name="',
+    name_ends=('">',),
+    key_opens='<parameter name="',
+    key_ends='">',
+    value_ends="</parameter>",
+    ends=("</invoke>",),
+    again=('<invoke name="',),
+    closes=("</minimax:tool_call>",),
+)
+_DSML_TAGS = Tagged(
+    name_opens='<｜DSML｜invoke name="',
+    name_ends=('">',),
+    key_opens='<｜DSML｜parameter name="',
+    key_ends="",
+    says_string={'" string="true">': True, '" string="false">': False},
+    value_ends="</｜DSML｜parameter>",
+    ends=("</｜DSML｜invoke>",),
+    again=('<｜DSML｜invoke name="',),
+    closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+)
+_GLM_TAGS = Tagged(
+    name_opens="",
+    name_ends=("\n", "<arg_key>", "</tool_call>"),
+    key_opens="<arg_key>",
+    key_ends="</arg_key>",
+    value_opens="<arg_value>",
+    value_ends="</arg_value>",
+    ends=("</tool_call>",),
+)
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+_DEEPSEEK_FUNCTION = _DEEPSEEK_CALL + "function<｜tool▁sep｜>"
+
+_MINIMAX = "]<]minimax[>["
+
+DIALECTS = (
+    Dialect("hermes", ("<tool_call>",), JsonObject(closes=("</tool_call>",))),
+    Dialect("qwen3_coder", ("<tool_call>",), replace(_FUNCTION_TAGS, closes=("</tool_call>",))),
+    Dialect("seed_oss", ("<seed:tool_call>",), replace(_FUNCTION_TAGS, closes=("</seed:tool_call>",))),
+    Dialect(
+        "llama3_json",
+        ("{", "<|python_tag|>"),
+        JsonObject(again=(";",), keys=("name", "parameters")),
+        only_first=True,
+    ),
+    Dialect("pythonic", ("[",), PythonCalls(), only_first=True),
+    Dialect(
+        "llama4_pythonic",
+        ("<|python_start|>", "["),
+        PythonCalls(closes=("<|python_end|>",)),
+        only_first=True,
+    ),
+    Dialect("olmo3", ("<function_calls>",), PythonCalls(in_list=False, closes=("</function_calls>",))),
+    Dialect("lfm2", ("<|tool_call_start|>",), PythonCalls(closes=("<|tool_call_end|>",))),
+    Dialect(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        EitherFormat(
+            "[",
+            _ARRAY,
+            NamedJson(name_ends=("[ARGS]",), again=("[TOOL_CALLS]",), split=with_call_id),
+            other_by="[ARGS]",
+        ),
+    ),
+    Dialect(
+        "deepseek_v3",
+        ("<｜tool▁calls▁begin｜>",),
+        NamedJson(
+            begins=_DEEPSEEK_FUNCTION,
+            name_ends=("\n```json\n",),
+            ends=("```<｜tool▁call▁end｜>",),
+            again=(_DEEPSEEK_FUNCTION,),
+            closes=("<｜tool▁calls▁end｜>",),
+        ),
+    ),
+    Dialect(
+        "deepseek_v31",
+        ("<｜tool▁calls▁begin｜>",),
+        NamedJson(
+            begins=_DEEPSEEK_CALL,
+            name_ends=("<｜tool▁sep｜>",),
+            ends=("<｜tool▁call▁end｜>",),
+            again=(_DEEPSEEK_CALL,),
+            closes=("<｜tool▁calls▁end｜>",),
+        ),
+    ),
+    Dialect("deepseek_v32", ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"), _DSML_TAGS),
+    Dialect("glm45", ("<tool_call>",), _GLM_TAGS),
+    Dialect(
+        "kimi_k2",
+        ("<|tool_calls_section_begin|>",),
+        NamedJson(
+            begins="<|tool_call_begin|>",
+            name_ends=("<|tool_call_argument_begin|>",),
+            ends=("<|tool_call_end|>",),
+            again=("<|tool_call_begin|>",),
+            closes=("<|tool_calls_section_end|>",),
+            split=numbered,
+            name_form=("functions.", ":"),
+        ),
+    ),
+    Dialect("minimax_m2", ("<minimax:tool_call>",), _INVOKE_TAGS),
+    Dialect(
+        "minimax_m3",
+        (_MINIMAX + "<tool_call>",),
+        Elements(
+            mark=_MINIMAX,
+            name_opens=_MINIMAX + '<invoke name="',
+            name_ends='">',
+            ends=_MINIMAX + "</invoke>",
+            closes=_MINIMAX + "</tool_call>",
+        ),
+    ),
+    Dialect(
+        "openai",
+        (
+            "<|channel|>commentary to=",
+            "<|channel|>analysis to=",
+            "<|start|>assistant<|channel|>commentary to=",
+            "<|start|>assistant<|channel|>analysis to=",
+            "<|start|>assistant to=",
+            " to=functions.",
+        ),
+        Channels(header_ends="<|message|>", constrains=" <|constrain|>json", ends=("<|call|>", "<|end|>")),
+    ),
+    Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",))),
+    Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
+    Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
+    Dialect("granite-20b-fc", ("<function_call>",), JsonObject(again=("<function_call>",))),
+    Dialect(
+        "phi4_mini_json",
+        ("functools[", "<|tool_call|>"),
+        JsonObject(array=True, closes=("<|/tool_call|>",)),
+    ),
+    Dialect(
+        "internlm",
+        ("<|action_start|><|plugin|>",),
+        JsonObject(closes=("<|action_end|>",), keys=("name", "parameters")),
+    ),
+    Dialect("jamba", ("<tool_calls>",), JsonObject(array=True, closes=("</tool_calls>",))),
+    Dialect(
+        "cohere_command3",
+        ("<|START_ACTION|>",),
+        JsonObject(
+            array=True,
+            closes=("<|END_ACTION|>",),
+            keys=("tool_name", "parameters"),
+            numbered_by="tool_call_id",
+        ),
+    ),
+    Dialect(
+        "ernie45",
+        ("<tool_call>",),
+        JsonObject(closes=("</tool_call>",)),
+        hides=("<response>", "</response>"),
+    ),
+    Dialect("longcat", ("<longcat_tool_call>",), JsonObject(closes=("</longcat_tool_call>",))),
+    Dialect(
+        "apertus",
+        ("<|tools_prefix|>",),
+        JsonObject(array=True, name_is_key=True, closes=("<|tools_suffix|>",)),
+    ),
+    Dialect("nemotron_nano_v2", ("<TOOLCALL>",), JsonObject(array=True, closes=("</TOOLCALL>",))),
+)
+
+DIALECTS_BY_NAME = {each.name: each for each in DIALECTS}
+ALIASES = {
+    "qwen3_xml": "qwen3_coder",
+    "granite4": "hermes",
+    "glm47": "glm45",
+    "hunyuan_a13b": "jamba",
+    "deepseek_v4": "deepseek_v32",
+}
+"""Other names, which the peers have, of the same dialects."""
+
+THINKING = (
+    ThinkingMarkers("think", ("<think>",), ("</think>",)),
+    ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+    ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",)),
+    ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
+    ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
+    ThinkingMarkers("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    ThinkingMarkers("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    ThinkingMarkers(
+        "openai_gptoss",
+        ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
+        ("<|end|>",),
+        hides=(
+            *(
+                f"{start}<|channel|>{channel}<|message|>"
+                for start in ("", "<|start|>assistant")
+                for channel in ("final", "final <|constrain|>json", "commentary")
+            ),
+            "<|end|>",
+            "<|return|>",
+        ),
+        then="<|start|>assistant",
+        answers="<|channel|>final<|message|>",
+        told_by=("<|constrain|>",),
+    ),
+    ThinkingMarkers(
+        "granite",
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+)
+
+_LIKE_THINK = (
+    "deepseek_r1 deepseek_v3 ernie45 glm45 holo2 hunyuan_a13b kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3 "
+    "step3"
+)
+THINKING_BY_NAME = {
+    **{each.name: each for each in THINKING},
+    **dict.fromkeys(_LIKE_THINK.split(), THINKING[0]),
+}
+"""The markers under the peers' names, many of which stand for the same."""
+
+
+def dialect_named(name: str) -> Dialect | None:
+    """The dialect of a name; None for "none". Raises ValueError, which says which names there are."""
+    if name == NONE:
+        return None
+    if (found := DIALECTS_BY_NAME.get(ALIASES.get(name, name))) is None:
+        known = ", ".join(sorted({AUTO, NONE, *DIALECTS_BY_NAME, *ALIASES}))
+        raise ValueError(f"--tool-call-parser: there is no parser named {name!r}. There are {known}")
+    return found
+
+
+def thinking_named(name: str) -> ThinkingMarkers | None:
+    """The markers of reasoning of a name; None for "none". Raises ValueError, which says which there are."""
+    if name in (NONE, ""):
+        return None
+    if (found := THINKING_BY_NAME.get(name)) is None:
+        known = ", ".join(sorted({AUTO, NONE, *THINKING_BY_NAME}))
+        raise ValueError(f"--reasoning-parser: there is no parser named {name!r}. There are {known}")
+    return found

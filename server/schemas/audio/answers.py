@@ -1,0 +1,121 @@
+"""Answers of transcriptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.audio.form import LANGUAGES
+from server.speech.transcription import Segment, TimedWord
+
+
+class DurationUsage(msgspec.Struct):
+    seconds: int
+    type: str = "duration"
+
+    @staticmethod
+    def of(seconds: float) -> DurationUsage:
+        return DurationUsage(math.ceil(seconds))
+
+
+class TokenUsage(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    type: str = "tokens"
+
+
+class SpokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Transcription(msgspec.Struct):
+    text: str
+    usage: DurationUsage
+    logprobs: list[SpokenLogprob] | UnsetType = UNSET
+
+
+class VerboseSegment(msgspec.Struct):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(msgspec.Struct):
+    task: str
+    language: str
+    duration: float
+    text: str
+    usage: DurationUsage
+    segments: list[VerboseSegment] | UnsetType = UNSET
+    words: list[TimedWord] | UnsetType = UNSET
+
+
+def verbose(
+    task: str, language: str, duration: float, text: str, segments: Sequence[Segment], asked: Sequence[str]
+) -> VerboseTranscription:
+    """The answer with all times that are asked for; segments, if none are."""
+    answer = VerboseTranscription(
+        task=task,
+        language=LANGUAGES.get(language, language),
+        duration=round(duration, 3),
+        text=text,
+        usage=DurationUsage.of(duration),
+    )
+    if "segment" in asked or not asked:
+        answer.segments = [
+            VerboseSegment(
+                number,
+                *(each.seek, round(each.start, 2), round(each.end, 2), each.text, each.tokens),
+                *(each.temperature, each.avg_logprob, each.compression_ratio, each.no_speech_prob),
+            )
+            for number, each in enumerate(segments)
+        ]
+    if "word" in asked:
+        answer.words = [word for each in segments for word in each.words]
+    return answer
+
+
+class Choice(msgspec.Struct):
+    delta: dict[str, str]
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class ChunkUsage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class DeltaEvent(msgspec.Struct, omit_defaults=False):
+    """A part of the text, in OpenAI's form and in vLLM's."""
+
+    delta: str
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: ChunkUsage | UnsetType = UNSET
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    object: str = "transcription.chunk"
+
+
+class DoneEvent(msgspec.Struct):
+    text: str
+    usage: TokenUsage
+    logprobs: list[SpokenLogprob] | UnsetType = UNSET
+    type: str = "transcript.text.done"

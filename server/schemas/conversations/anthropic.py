@@ -1,0 +1,364 @@
+"""The request body of POST /v1/messages, and what it asks for in the words of chat completions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator
+
+from server.errors import BadRequest
+from server.media.media_parts import is_reference
+from server.model_facts import LIMITS
+from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
+from server.schemas.chat import ChatRequest
+from server.schemas.conversations.transcript import (
+    Content,
+    Transcript,
+    chat_request,
+    objects_of,
+    shown,
+    text_of,
+    text_or_objects,
+    unsealed,
+)
+from server.schemas.messages import MAX_MESSAGES
+from server.schemas.sampling_fields import NO_ENTRIES, Strings
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    found = objects_of(value, "messages")
+    if not found:
+        raise BadRequest("messages should hold at least one message.", "messages")
+    return found
+
+
+AnthropicMessages = Annotated[
+    list[dict[str, Any]], PlainValidator(_messages, json_schema_input_type=list[dict[str, Any]])
+]
+System = Annotated[str | list[dict[str, Any]], text_or_objects("system")]
+
+
+class ThinkingOptions(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = optional("The most tokens to think, with enabled.")
+    display: Literal["summarized", "omitted"] | None = optional(
+        "omitted: the thinking comes as a signature only. There are no summaries."
+    )
+
+
+class OutputConfig(Body):
+    meaningless = frozenset({"task_budget"})
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
+        "Passed to the chat template as the reasoning effort."
+    )
+    format: dict[str, Any] | None = optional('`{"type": "json_schema", "schema": ...}`')
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = optional("The tool to call, with tool.")
+    disable_parallel_tool_use: Flag = False
+
+
+class MessagesInput(Body):
+    """A conversation in Anthropic's form. Its headers are not read, but for the key in `x-api-key`."""
+
+    unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],)}
+    meaningless = frozenset(
+        {
+            "anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management",
+            "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
+            "workspace_id",
+        }
+    )  # fmt: skip
+    bounds: ClassVar[Bounds] = {
+        "messages": (MAX_MESSAGES, "messages"),
+        "system": (MAX_MESSAGES, "blocks"),
+        "tools": (LIMITS.tools, "tools"),
+        "stop_sequences": (LIMITS.stop_strings, "strings"),
+    }
+    stand_ins: ClassVar[Mapping[str, object]] = {
+        "messages": [{"role": "user", "content": "-"}],
+        "system": None,
+    }
+
+    model: Text = Field(description="A name of the served model.")
+    messages: AnthropicMessages
+    system: System | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = optional("Of the type custom.")
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
+
+    @property
+    def hides_thinking(self) -> bool:
+        """Whether the thinking itself is not to be told."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    @cached_property
+    def _tools(self) -> tuple[list[dict[str, Any]], list[str]]:
+        return read_tools(self.tools or [])
+
+    @cached_property
+    def _read(self) -> BlockReader:
+        reader = BlockReader()
+        if self.system is not None:
+            reader.system(self.system, "system")
+        for index, message in enumerate(self.messages):
+            reader.message(message, f"messages[{index}]")
+        return reader
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request has no effect though it could have."""
+        causes = {
+            "tools left out, which this server does not run": self._tools[1],
+            "blocks left out, which no model here reads": self._read.left_out,
+        }
+        return [f"{cause}: {', '.join(names)}" for cause, names in causes.items() if names]
+
+    @cached_property
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions."""
+        return chat_request(self._asked())
+
+    def _asked(self) -> dict[str, Any]:
+        messages = self._read.transcript.messages
+        asked: dict[str, Any] = {"model": self.model, "messages": messages, "tools": self._tools[0] or None}
+        last = messages[-1] if messages else {}
+        if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
+            asked["continue_final_message"] = True
+        if self.tool_choice is not None:
+            asked["tool_choice"] = self._choice(self.tool_choice)
+            asked["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            asked["enable_thinking"] = self.thinking.type == "enabled"
+            asked["thinking_token_budget"] = self.thinking.budget_tokens
+        if self.output_config is not None:
+            asked["reasoning_effort"] = self.output_config.effort
+        format = self.output_config.format if self.output_config else None
+        asked["response_format"] = _response_format(self.output_format if format is None else format)
+        return asked
+
+    def _choice(self, choice: ToolChoice) -> object:
+        if choice.type == "tool":
+            return {"type": "function", "function": {"name": choice.name or ""}}
+        return "required" if choice.type == "any" else choice.type
+
+
+class CountTokensRequest(MessagesInput):
+    """A conversation whose tokens are to be counted."""
+
+    meaningless = MessagesInput.meaningless | {"max_tokens", "stop_sequences", "stream"}
+
+
+class MessagesRequest(MessagesInput):
+    max_tokens: Annotated[int, Field(ge=0)] = Field(
+        description="More than the window holds is as much as it holds. 0 reads the prompt into the cache "
+        "and answers nothing."
+    )
+    stop_sequences: Strings = NO_ENTRIES
+    stream: Flag | None = False
+    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
+    top_p: float | None = None
+    top_k: int | None = None
+    speculative_tokens: int | None = optional("As in chat completions.")
+
+    def _asked(self) -> dict[str, Any]:
+        return {
+            **super()._asked(),
+            "max_completion_tokens": max(1, self.max_tokens),
+            "stop": self.stop_sequences,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "speculative_tokens": self.speculative_tokens,
+        }
+
+
+def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The format of the text, as chat completions nests it. Anthropic's is always enforced."""
+    if format is None or format.get("type") != "json_schema":
+        return format
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "strict": True, "schema": format.get("schema")},
+    }
+
+
+BILLING = "x-anthropic-billing-header:"
+"""The beginning of a block of Claude Code that differs in each request: with it no prompt would be cached."""
+
+ROLES = ("user", "assistant", "system")
+
+NOT_READ = frozenset(
+    {
+        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result",
+        "compaction", "container_upload", "mcp_tool_result", "mcp_tool_use", "redacted_thinking",
+        "server_tool_use", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+        "web_fetch_tool_result", "web_search_tool_result",
+    }
+)  # fmt: skip
+"""Types of blocks that only Anthropic's own models and tools make: they are left out."""
+
+_DATED = re.compile(r"[a-z_]+_[0-9]{8}")
+"""Types of tools that Anthropic runs, or has taught to its own models."""
+
+
+class BlockReader:
+    """Reads messages one after the other."""
+
+    def __init__(self) -> None:
+        self.transcript = Transcript()
+        self.left_out: list[str] = []
+        """The types of blocks that were left out."""
+
+    def system(self, content: object, where: str) -> None:
+        """Read what the system says."""
+        if isinstance(content, str):
+            said: Content = content
+        else:
+            texts = [_text(block, f"{where}[{i}]") for i, block in enumerate(objects_of(content, where))]
+            said = [{"type": "text", "text": text} for text in texts if not text.startswith(BILLING)]
+        if said:
+            self.transcript.say("system", said)
+
+    def message(self, message: Mapping[str, Any], where: str) -> None:
+        """Read one message, which is `where` in the request."""
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise BadRequest(f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", where)
+        if role == "system":
+            self.system(content, f"{where}.content")
+        elif isinstance(content, str):
+            self.transcript.say(role, content)
+        else:
+            self._blocks(role, objects_of(content, f"{where}.content"), f"{where}.content")
+
+    def _blocks(self, role: str, blocks: Sequence[Mapping[str, Any]], where: str) -> None:
+        said: list[dict[str, Any]] = []
+
+        def say() -> None:
+            if said:
+                self.transcript.say(role, said.copy())
+                said.clear()
+
+        for index, block in enumerate(blocks):
+            place, kind = f"{where}[{index}]", block.get("type")
+            if kind in ("text", "document", "image"):
+                said.append(_said(block, place))
+            elif kind == "tool_result" and role == "user":
+                say()
+                self._result(block, place)
+            elif kind in ("thinking", "tool_use") and role == "assistant":
+                say()
+                self._assistant(block, place)
+            elif kind in NOT_READ:
+                if kind != "redacted_thinking" and kind not in self.left_out:
+                    self.left_out.append(kind)
+            else:
+                raise _refused(kind, place, role)
+        say()
+
+    def _assistant(self, block: Mapping[str, Any], where: str) -> None:
+        if block.get("type") == "thinking":
+            text = text_of(block.get("thinking"), f"{where}.thinking")
+            self.transcript.think(text or unsealed(block.get("signature")))
+            return
+        arguments = block.get("input")
+        if not isinstance(arguments, dict):
+            raise BadRequest(f"{where}.input should be an object.", f"{where}.input")
+        name = text_of(block.get("name"), f"{where}.name")
+        self.transcript.call(text_of(block.get("id"), f"{where}.id"), name, json.dumps(arguments))
+
+    def _result(self, block: Mapping[str, Any], where: str) -> None:
+        id, content = text_of(block.get("tool_use_id"), f"{where}.tool_use_id"), block.get("content")
+        if content is None or isinstance(content, str):
+            said: Content = content or ""
+        else:
+            place = f"{where}.content"
+            blocks = enumerate(objects_of(content, place))
+            said = [_said(each, f"{place}[{i}]") for i, each in blocks]
+        self.transcript.answer(id, said, f"{where}.tool_use_id")
+
+
+def _said(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A text or an image as chat completions has it."""
+    match block:
+        case {"type": "image", "source": {"type": "base64", "data": str(data), **rest}}:
+            kind = rest.get("media_type")
+            url = data if is_reference(data) else f"data:{shown(kind)[1:-1]};base64,{data}"
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            pass
+        case {"type": "image"}:
+            raise BadRequest(
+                f"{where}.source of an image should have the type base64 and `data`, or url and `url`.", where
+            )
+        case _:
+            return {"type": "text", "text": _text(block, where)}
+    return {"type": "image_url", "image_url": url}
+
+
+def _text(block: Mapping[str, Any], where: str) -> str:
+    """The text of a block that has nothing else."""
+    match block:
+        case {"type": "text", "text": text}:
+            return text_of(text, f"{where}.text")
+        case {"type": "document", "source": {"type": "text", "data": text}}:
+            return text_of(text, f"{where}.source.data")
+        case {"type": "tool_reference", "tool_name": name}:
+            return text_of(name, f"{where}.tool_name")
+        case _:
+            raise _refused(block.get("type"), where, "message")
+
+
+def _refused(kind: object, where: str, role: str) -> BadRequest:
+    return BadRequest(
+        f"{where}: blocks of the type {shown(kind)} are not supported in the content of a {role}; text and "
+        "image are, and where they belong tool_use, tool_result and thinking. Sounds are parts in "
+        "/v1/chat/completions and /v1/responses.",
+        where,
+    )
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools as chat completions has them, and the types of those that are left out.
+
+    If all that is asked for is left out, it is refused instead.
+    """
+    functions: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for index, tool in enumerate(tools):
+        kind = tool.get("type") or "custom"
+        if kind == "custom":
+            functions.append({"type": "function", "function": _function(tool, f"tools[{index}]")})
+        elif isinstance(kind, str) and (_DATED.fullmatch(kind) or kind == "mcp_toolset"):
+            if kind not in left_out:
+                left_out.append(kind)
+        else:
+            raise BadRequest(f"tools[{index}]: tools have the type custom, got {shown(kind)}.", "tools")
+    if left_out and not functions:
+        raise BadRequest(
+            f"Tools of the type {', '.join(left_out)} are not here. This server runs no tools: it has those "
+            "of the type custom, which clients run.",
+            "tools",
+        )
+    return functions, left_out
+
+
+def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": text_of(tool.get("name"), f"{where}.name")}
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where}.input_schema should be an object.", f"{where}.input_schema")
+    for key in ("description", "strict"):
+        if tool.get(key) is not None:
+            function[key] = tool[key]
+    return {**function, "parameters": schema}

@@ -1,0 +1,258 @@
+"""The input items and the tools of POST /v1/responses, in the form in which chat completions has them.
+
+A custom tool, whose input is free text, becomes a function with one string. Tools of a namespace get names of
+their own. Items and tools that only OpenAI's own models know are left out, and the client is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.errors import BadRequest
+from server.media.media_parts import read_part
+from server.schemas.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
+from server.schemas.messages import as_function
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+NOT_READ = frozenset(
+    {
+        "additional_tools", "agent_message", "apply_patch_call", "apply_patch_call_output",
+        "code_interpreter_call", "compaction", "compaction_trigger", "computer_call",
+        "computer_call_output", "configuration_update", "context_compaction", "file_search_call",
+        "ghost_snapshot", "image_generation_call", "mcp_approval_request", "mcp_approval_response",
+        "mcp_call", "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output",
+        "tool_search_call", "tool_search_output", "web_search_call",
+    }
+)  # fmt: skip
+"""Types of items that OpenAI has and no model here has learned: they are left out, and the client is told."""
+
+KEPT_NOWHERE = (
+    "this server keeps no responses: send the items again. The operator can have it keep some by "
+    "--response-store."
+)
+
+
+class InputReader:
+    """Reads items one after the other."""
+
+    def __init__(self, called: Callable[[str, object], str]) -> None:
+        """`called` returns the name under which the model knows the tool of a name and a namespace."""
+        self.transcript = Transcript()
+        self.left_out: list[str] = []
+        """The types of items that were left out."""
+        self._called = called
+
+    def read(self, item: Mapping[str, Any], where: str) -> None:
+        """Read one item, which is `where` in the request."""
+        kind = item.get("type")
+        if kind is None and "role" in item:
+            kind = "message"
+        match kind:
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                self.transcript.think(_reasoning(item, where))
+            case "function_call":
+                name, arguments = self._name(item, where), item.get("arguments") or "{}"
+                self.transcript.call(_call_id(item, where), name, text_of(arguments, f"{where}.arguments"))
+            case "custom_tool_call":
+                arguments = json.dumps({"input": text_of(item.get("input"), f"{where}.input")})
+                self.transcript.call(_call_id(item, where), self._name(item, where), arguments)
+            case "local_shell_call":
+                self.transcript.call(
+                    _call_id(item, where), "local_shell", json.dumps(item.get("action") or {})
+                )
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+                output = _content(item.get("output"), f"{where}.output")
+                self.transcript.answer(_call_id(item, where), output, f"{where}.call_id")
+            case "item_reference":
+                raise BadRequest(f"{where}: an item_reference cannot be found, because {KEPT_NOWHERE}", where)
+            case str() if kind in NOT_READ:
+                if kind not in self.left_out:
+                    self.left_out.append(kind)
+            case _:
+                raise BadRequest(
+                    f"{where}: items are of the types message, reasoning, function_call, "
+                    "function_call_output, custom_tool_call and custom_tool_call_output, got "
+                    f"{shown(kind)}.",
+                    f"{where}.type",
+                )
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise BadRequest(
+                f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", f"{where}.role"
+            )
+        self.transcript.say(role, _content(item.get("content"), f"{where}.content"))
+
+    def _name(self, item: Mapping[str, Any], where: str) -> str:
+        return self._called(text_of(item.get("name"), f"{where}.name"), item.get("namespace"))
+
+
+def _call_id(item: Mapping[str, Any], where: str) -> str:
+    return text_of(item.get("call_id") or item.get("id"), f"{where}.call_id")
+
+
+def _content(value: object, where: str) -> Content:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} should be a string or a list of parts.", where)
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(objects_of(value, where))]
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part as chat completions has it."""
+    if part.get("type") in ("input_image", "input_audio"):
+        return read_part(part)
+    return {"type": "text", "text": _part_text(part, where)}
+
+
+def _part_text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind not in TEXT_PARTS:
+        raise BadRequest(
+            f"{where}: parts of the type {shown(kind)} are not supported yet, only input_text, "
+            "output_text, input_image and input_audio are.",
+            f"{where}.type",
+        )
+    name = "refusal" if kind == "refusal" else "text"
+    return text_of(part.get(name), f"{where}.{name}")
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning item: what this server has sealed, else its content, else its summary."""
+    if kept := unsealed(item.get("encrypted_content")):
+        return kept
+    for name in ("content", "summary"):
+        parts = objects_of(item.get(name) or [], f"{where}.{name}")
+        if parts:
+            return "".join(_part_text(part, f"{where}.{name}[{index}]") for index, part in enumerate(parts))
+    return ""
+
+
+HOSTED = frozenset(
+    {
+        "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview",
+        "file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell",
+        "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)  # fmt: skip
+"""Types of tools that OpenAI runs, or has taught to its own models."""
+
+_RUN_BY_CLIENTS = (
+    "This server runs no tools: it has those of the types function and custom, which clients run."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledAs:
+    """What a client calls a tool that the model knows by one name."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+@dataclass
+class Tools:
+    """The tools of a request."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    """Each tool as chat completions has it."""
+    called: dict[str, CalledAs] = field(default_factory=dict)
+    """The model's name of a tool, and the client's."""
+    left_out: list[str] = field(default_factory=list)
+    """The types of tools that were left out."""
+    free: list[str] = field(default_factory=list)
+    """Names of custom tools whose grammar the model is told, but not held to."""
+
+    def known_as(self, name: str, namespace: object = None) -> str:
+        """The name by which the model knows a tool."""
+        return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+    def client_name(self, name: str) -> CalledAs:
+        """What the client calls the tool that the model knows by this name."""
+        return self.called.get(name) or CalledAs(name)
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """Reads the field `tools`. If all that is asked for is left out, it is refused instead."""
+    found = Tools()
+    for index, tool in enumerate(tools):
+        _read_tool(found, tool, f"tools[{index}]", None)
+    if found.left_out and not found.functions:
+        raise BadRequest(
+            f"Tools of the type {', '.join(found.left_out)} are not here. {_RUN_BY_CLIENTS}", "tools"
+        )
+    return found
+
+
+def _read_tool(found: Tools, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
+    kind = tool.get("type")
+    if kind == "namespace" and namespace is None:
+        inside = text_of(tool.get("name"), f"{where}.name")
+        for index, each in enumerate(objects_of(tool.get("tools"), f"{where}.tools")):
+            _read_tool(found, each, f"{where}.tools[{index}]", inside)
+    elif kind in ("function", "custom"):
+        _read_function(found, tool, where, namespace)
+    elif kind in HOSTED:
+        if kind not in found.left_out:
+            found.left_out.append(kind)
+    else:
+        raise BadRequest(
+            f"{where}: tools have the type function, custom or namespace, got {shown(kind)}.", where
+        )
+
+
+def _read_function(found: Tools, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
+    name = text_of(tool.get("name"), f"{where}.name")
+    known = found.known_as(name, namespace)
+    if known in found.called:
+        raise BadRequest(f"{where}: there is another tool with the name {known[:64]!r}.", f"{where}.name")
+    is_custom = tool.get("type") == "custom"
+    found.called[known] = CalledAs(name, namespace, is_custom)
+    if is_custom:
+        found.functions.append(_from_custom(tool, known, where))
+        if found.functions[-1]["is_told"]:
+            found.free.append(known)
+        return
+    given = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+    found.functions.append({"type": "function", "function": {"name": known, **given}})
+
+
+def _from_custom(tool: Mapping[str, Any], known: str, where: str) -> dict[str, Any]:
+    """A custom tool as chat completions has it."""
+    format = tool.get("format")
+    if format is not None and not isinstance(format, dict):
+        raise BadRequest(f"{where}.format should be an object.", f"{where}.format")
+    custom: dict[str, Any] = {"name": known, "description": tool.get("description")}
+    if format and format.get("type") == "grammar":
+        grammar = {name: format.get(name) for name in ("syntax", "definition")}
+        custom["format"] = {"type": "grammar", "grammar": grammar}
+    return as_function(custom)
+
+
+def read_tool_choice(choice: object, tools: Tools) -> object:
+    """The field `tool_choice` in the words of chat completions."""
+    match choice:
+        case {"type": "function" | "custom", "name": str(name), **rest}:
+            return {"type": "function", "function": {"name": tools.known_as(name, rest.get("namespace"))}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
+            named = [read_tool_choice(each, tools) for each in allowed if not _is_left_out(each, tools)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        case {"type": str(kind)} if kind in HOSTED:
+            raise BadRequest(f"tool_choice names a tool of the type {kind}. {_RUN_BY_CLIENTS}", "tool_choice")
+        case _:
+            return choice
+
+
+def _is_left_out(tool: object, tools: Tools) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in tools.left_out

@@ -1,0 +1,144 @@
+"""Writes down a conversation as chat messages, from items or blocks that come one by one.
+
+Responses and Anthropic's Messages split a turn of the model into reasoning, texts and calls. Chat templates
+know one message for all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import PlainValidator, ValidationError
+
+from server.errors import BadRequest
+from server.schemas.body import invalid_body
+from server.schemas.chat import ChatRequest
+
+Content = str | list[dict[str, Any]] | None
+
+SEALED = "facet1."
+"""The beginning of sealed reasoning that this server has made."""
+
+
+class Transcript:
+    """Collects messages in the form of chat completions."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._turn: dict[str, Any] | None = None
+        """The assistant's message that is being collected."""
+        self._thoughts: list[str] = []
+        """The reasoning of that message so far."""
+        self._names: dict[str, str] = {}
+        """The name of the tool that each call has called."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages so far."""
+        self._end_turn()
+        return self._messages
+
+    def say(self, role: str, content: Content) -> None:
+        """Add a message, or what the assistant says in its turn."""
+        if role != "assistant":
+            self._end_turn()
+            self._messages.append({"role": role, "content": content})
+            return
+        if self._has_spoken():
+            self._end_turn()  # text behind text, or behind calls, belongs to a message of its own
+        self._assistant()["content"] = content
+
+    def think(self, text: str) -> None:
+        """Add reasoning, which comes before the rest of a turn."""
+        if self._has_spoken():
+            self._end_turn()
+        self._assistant()
+        self._thoughts.append(text)
+
+    def call(self, id: str, name: str, arguments: object) -> None:
+        """Add a call to the assistant's turn."""
+        self._names[id] = name
+        function = {"name": name, "arguments": arguments}
+        self._assistant().setdefault("tool_calls", []).append(
+            {"id": id, "type": "function", "function": function}
+        )
+
+    def answer(self, id: str, content: Content, where: str) -> None:
+        """Add what the tool of a call has answered. `where` names the place for the error message."""
+        if id not in self._names:
+            raise BadRequest(f"{where}: there is no call with the id {id[:64]!r} before its result.", where)
+        self._end_turn()
+        self._messages.append(
+            {"role": "tool", "tool_call_id": id, "name": self._names[id], "content": content}
+        )
+
+    def _assistant(self) -> dict[str, Any]:
+        if self._turn is None:
+            self._turn = {"role": "assistant"}
+            self._messages.append(self._turn)
+        return self._turn
+
+    def _has_spoken(self) -> bool:
+        return self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and self._thoughts:
+            # Templates read one name or the other.
+            self._turn["reasoning_content"] = self._turn["reasoning"] = "".join(self._thoughts)
+        self._turn = None
+        self._thoughts.clear()
+
+
+def chat_request(asked: Mapping[str, Any]) -> ChatRequest:
+    """A request to chat completions with these fields. None is the same as leaving one out."""
+    try:
+        return ChatRequest.model_validate({name: each for name, each in asked.items() if each is not None})
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
+
+
+def text_of(value: object, where: str) -> str:
+    """A text of the request, or the error that it is none."""
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} should be a string.", where)
+    return value
+
+
+def objects_of(value: object, where: str) -> list[dict[str, Any]]:
+    """A list of objects of the request, or the error that it is none."""
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} should be a list of objects.", where)
+    for index, each in enumerate(value):
+        if not isinstance(each, dict):
+            raise BadRequest(f"{where}[{index}] should be an object.", f"{where}[{index}]")
+    return value
+
+
+def text_or_objects(name: str) -> PlainValidator:
+    """The check of a field of this name that is a text, or a list of objects."""
+    return PlainValidator(
+        lambda value: value if isinstance(value, str) else objects_of(value, name),
+        json_schema_input_type=str | list[dict[str, Any]],
+    )
+
+
+def shown(value: object) -> str:
+    """A wrong value as an error message names it."""
+    return repr(value[:64]) if isinstance(value, str) else "none"
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning in the form in which a client keeps it for us. It is no secret: the client has seen it."""
+    return SEALED + base64.b64encode(reasoning.encode()).decode()
+
+
+def unsealed(sealed: object) -> str:
+    """The reasoning that `seal` was given; empty for what others have made."""
+    if not isinstance(sealed, str) or not sealed.startswith(SEALED):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode()
+    except ValueError:
+        return ""

@@ -1,0 +1,275 @@
+"""The request bodies of Ollama's API, and what they ask for in the words of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from server.errors import BadRequest
+from server.media.media_parts import is_reference
+from server.model_facts import LIMITS, Facts
+from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt
+from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
+from server.schemas.chat import ChatRequest
+from server.schemas.conversations.transcript import chat_request, objects_of, shown, text_of
+from server.schemas.messages import MAX_MESSAGES
+from server.schemas.pooling_bodies import Inputs
+from server.schemas.sampling_fields import NO_ENTRIES, Int64, RequestTerms, Strings
+from server.schemas.scores import RerankRequest
+from worker.protocol import Task
+
+# Messages of Ollama's chats in the form of chat completions.
+
+
+ROLES = ("system", "user", "assistant", "tool")
+
+OpenCalls = dict[str, str]
+"""The ids of calls that no tool has answered yet, with the names of their tools, in order."""
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All messages. Calls and what tools answer belong together by the tool's name and the order."""
+    calls: OpenCalls = {}
+    return [_message(message, f"messages[{index}]", calls) for index, message in enumerate(messages)]
+
+
+def with_images(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
+    """The content of a message with files in base64, which come before its text."""
+    if not images:
+        return text
+    urls = [data if is_reference(data) else f"data:image;base64,{data}" for data in images]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _message(message: Mapping[str, Any], where: str, calls: OpenCalls) -> dict[str, Any]:
+    role, images = message.get("role"), message.get("images") or []
+    if role not in ROLES:
+        raise BadRequest(f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", where)
+    if not isinstance(images, list) or not all(isinstance(data, str) for data in images):
+        raise BadRequest(f"{where}.images should be a list of files in base64.", f"{where}.images")
+    text = text_of(message.get("content") or "", f"{where}.content")
+    said: dict[str, Any] = {"role": role, "content": with_images(text, images)}
+    if thinking := message.get("thinking"):
+        # Templates read one name or the other.
+        said["reasoning_content"] = said["reasoning"] = text_of(thinking, f"{where}.thinking")
+    if made := message.get("tool_calls"):
+        place = f"{where}.tool_calls"
+        asked = objects_of(made, place)
+        said["tool_calls"] = [_call(call, f"{place}[{n}]", where, calls) for n, call in enumerate(asked)]
+    if role == "tool":
+        said |= _answered(message, calls)
+    return said
+
+
+def _call(call: Mapping[str, Any], place: str, where: str, calls: OpenCalls) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        raise BadRequest(
+            f"{place}.function should be an object with a `name` and an object `arguments`.", place
+        )
+    id = call.get("id") or f"call_{where}_{len(calls)}"
+    calls[text_of(id, f"{place}.id")] = name = text_of(function.get("name"), f"{place}.function.name")
+    function = {"name": name, "arguments": function["arguments"]}
+    return {"id": id, "type": "function", "function": function}
+
+
+def _answered(message: Mapping[str, Any], calls: OpenCalls) -> dict[str, Any]:
+    """Find the call that a message of a tool answers: the one that it names, or the first that is open."""
+    name = message.get("tool_name") or message.get("name")
+    named = (id for id, tool in calls.items() if tool == name or not name)
+    id = message.get("tool_call_id") or next(named, None)
+    tool = calls.pop(id, name) if isinstance(id, str) else name
+    found = {"tool_call_id": id, "name": tool}
+    return {field: value for field, value in found.items() if isinstance(value, str)}
+
+
+class OllamaOptions(Body):
+    """The options that have a meaning here. Those of the machine, such as num_gpu, have none."""
+
+    unsupported: ClassVar[Mapping[str, Neutral]] = {
+        "mirostat": (0,),
+        "penalize_newline": (True,),
+        "repeat_last_n": (-1,),
+        "tfs_z": (1,),
+        "typical_p": (1,),
+    }
+    meaningless = frozenset(
+        {
+            "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau",
+            "num_batch", "num_gpu", "num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
+        }
+    )  # fmt: skip
+    bounds: ClassVar[Bounds] = {"stop": (LIMITS.stop_strings, "strings")}
+
+    num_predict: Annotated[int, Field(ge=-2)] | None = optional("Most tokens of the answer; -1 is no bound.")
+    num_ctx: Annotated[int, Field(ge=2)] | None = optional(
+        "The most tokens of prompt and answer together, within the model's own window."
+    )
+    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    stop: Strings = NO_ENTRIES
+    repeat_penalty: float | None = optional("repetition_penalty of chat completions, over the whole text.")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def window(self, most: int) -> int:
+        """The tokens that fit, of at most `most`: more is as much as there is, as in Ollama."""
+        return most if self.num_ctx is None else min(self.num_ctx, most)
+
+
+class OllamaBody(Body):
+    """Fields of all bodies that have the model compute."""
+
+    model: Text = Field(min_length=1, description="A name of the served model, with or without `:latest`.")
+    options: OllamaOptions | None = None
+    keep_alive: object = optional("Accepted: the model stays for as long as the server runs.")
+
+    @property
+    def asked(self) -> OllamaOptions:
+        return self.options or OllamaOptions()
+
+
+class OllamaAnswering(OllamaBody):
+    """Fields of both endpoints that generate."""
+
+    meaningless = frozenset({"shift"})
+
+    format: object = optional('"json", or the JSON schema of the answer.')
+    stream: Flag | None = optional("Lines of JSON as the answer grows, unless it is false.")
+    think: Literal[True, False, "low", "medium", "high", "max"] | None = optional(
+        "The switch of the chat template for thinking, or the reasoning effort."
+    )
+    truncate: Flag | None = optional(
+        "Leave out the oldest messages of a conversation that is too long, unless it is false."
+    )
+    logprobs: Flag | None = None
+    top_logprobs: int | None = None
+
+    @cached_property
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions."""
+        return chat_request(self._asked())
+
+    def _asked(self) -> dict[str, Any]:
+        options = self.asked
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+        asked: dict[str, Any] = {name: getattr(options, name) for name in names}
+        asked |= {"model": self.model, "stop": options.stop, "stream": self.stream is not False}
+        asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
+        asked["repetition_penalty"] = options.repeat_penalty
+        asked["response_format"] = _response_format(self.format)
+        if (options.num_predict or 0) > 0:
+            asked["max_completion_tokens"] = options.num_predict
+        asked["enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"] = self.think
+        return asked
+
+
+def _response_format(format: object) -> dict[str, Any] | None:
+    if format is None or format == "":
+        return None
+    if format == "json":
+        return {"type": "json_object"}
+    if not isinstance(format, dict):
+        raise BadRequest('`format` is "json" or a JSON schema.', "format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format}}
+
+
+class OllamaChatRequest(OllamaAnswering):
+    bounds: ClassVar[Bounds] = {"messages": (MAX_MESSAGES, "messages"), "tools": (LIMITS.tools, "tools")}
+    stand_ins: ClassVar[Mapping[str, object]] = {"messages": [{"role": "user", "content": "-"}]}
+
+    messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = None
+
+    def _asked(self) -> dict[str, Any]:
+        messages = read_messages(self.messages or [])
+        last = messages[-1] if messages else {}
+        goes_on = last.get("role") == "assistant" and last["content"] and "tool_calls" not in last
+        return {
+            **super()._asked(),
+            "messages": messages,
+            "tools": self.tools or None,
+            "continue_final_message": True if goes_on else None,
+        }
+
+
+class OllamaGenerateRequest(OllamaAnswering):
+    unsupported: ClassVar[Mapping[str, Neutral]] = {"suffix": ("",), "template": ("",), "context": ([],)}
+    stand_ins: ClassVar[Mapping[str, object]] = {"prompt": "-", "system": None, "images": None}
+
+    prompt: Text | None = None
+    system: Text | None = optional("A system message before the prompt.")
+    images: Annotated[list[Text], FIRST_ERROR] | None = optional("Files in base64.")
+    raw: Flag | None = optional("true: the prompt is read as it is, without the chat template.")
+
+    def _asked(self) -> dict[str, Any]:
+        if self.raw and (self.images or self.system):
+            raise BadRequest("`images` and `system` need the chat template: leave `raw` out.", "raw")
+        said = {"role": "user", "content": with_images(self.prompt or "", self.images or [])}
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return {**super()._asked(), "messages": [*system, said]}
+
+
+class OllamaEmbedRequest(OllamaBody):
+    stand_ins: ClassVar[Mapping[str, object]] = {"input": "-"}
+    texts_field: ClassVar[str] = "input"
+
+    input: Inputs = optional("A text or several.")
+    truncate: Flag | None = optional("Cut a text that is too long, unless it is false.")
+    dimensions: int | None = None
+
+    @property
+    def terms(self) -> RequestTerms:
+        return RequestTerms(self.model)
+
+    @property
+    def sources(self) -> list[Source]:
+        if not self.input:
+            raise BadRequest(f"`{self.texts_field}` must not be empty: give a text.", self.texts_field)
+        return self.input
+
+    def truncation(self, facts: Facts) -> Truncation:
+        most = self.asked.window(facts.max_text_len)
+        return Truncation(None if self.truncate is False else most, left=False)
+
+    def prompt(self, task: Task, facts: Facts) -> str:
+        """The instruction that is written before each text."""
+        return find_prompt(None, facts)
+
+    def params(self) -> PoolingParams:
+        """Vectors have the length 1, as Ollama's have."""
+        return PoolingParams(task="embed", use_activation=True, dimensions=self.dimensions)
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedRequest):
+    """The older body, whose one text is in `prompt`. Its vector is as the model makes it."""
+
+    texts_field = "prompt"
+
+    @model_validator(mode="before")
+    @classmethod
+    def move_prompt(cls, body: object) -> object:
+        if not isinstance(body, dict) or "prompt" not in body:
+            return body
+        return {**{name: value for name, value in body.items() if name != "prompt"}, "input": body["prompt"]}
+
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="embed")
+
+
+class OllamaRerankRequest(RerankRequest):
+    meaningless = RerankRequest.meaningless | {"keep_alive", "options"}
+
+
+class OllamaShowRequest(Body):
+    meaningless = frozenset({"options", "system", "template", "verbose"})
+
+    model: Text | None = None
+    name: Text | None = optional("The older name of `model`.")

@@ -1,0 +1,230 @@
+"""The reference of experts, compared with formulas written out, and routers with those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.dots1 import modeling_dots1
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
+from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.granitemoe import modeling_granitemoe
+from transformers.models.minimax_m2 import modeling_minimax_m2
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen2_moe import modeling_qwen2_moe
+
+from models import ops
+from models.ops.expert_routing_ops import Routing
+
+SIZE, ROWS = 16, 10_000
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(module: Any, name: str, config: str, **fields: Any) -> nn.Module:
+    """A router of transformers with random weights and a correction that changes choices."""
+    router = getattr(module, name)(getattr(module, config)(hidden_size=SIZE, **fields))
+    for number, tensor in enumerate([*router.parameters(), *router.buffers()]):
+        tensor.data.copy_(drawn(*tensor.shape, seed=number) * 0.3)
+    return router
+
+
+def softmax(experts: int, chosen: int, **others: Any) -> Routing:
+    return Routing(experts=experts, chosen=chosen, **others)
+
+
+def sigmoid(experts: int, chosen: int, **others: Any) -> Routing:
+    return Routing(experts=experts, chosen=chosen, scores="sigmoid", **others)
+
+
+GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
+ROUTERS: dict[str, tuple[Callable[[], nn.Module], Routing]] = {
+    "mixtral": (
+        lambda: made(modeling_mixtral, "MixtralTopKRouter", "MixtralConfig", num_local_experts=7),
+        softmax(7, 2),
+    ),
+    "qwen2_moe": (
+        lambda: made(
+            modeling_qwen2_moe, "Qwen2MoeTopKRouter", "Qwen2MoeConfig", num_experts=9, num_experts_per_tok=4
+        ),
+        softmax(9, 4, normalised=False),
+    ),
+    "granitemoe": (
+        lambda: made(modeling_granitemoe, "GraniteMoeTopKRouter", "GraniteMoeConfig", num_local_experts=8),
+        softmax(8, 2),
+    ),
+    "gpt_oss": (
+        lambda: made(
+            modeling_gpt_oss,
+            "GptOssTopKRouter",
+            "GptOssConfig",
+            num_local_experts=8,
+            num_experts_per_tok=1,
+        ),
+        softmax(8, 1),
+    ),
+    "glm4_moe": (
+        lambda: made(
+            modeling_glm4_moe, "Glm4MoeTopkRouter", "Glm4MoeConfig", routed_scaling_factor=2.5, **GROUPS
+        ),
+        sigmoid(12, 4, epsilon=1e-20, factor=2.5, groups=4, kept_groups=2),
+    ),
+    "deepseek_v2, greedy": (
+        lambda: made(
+            modeling_deepseek_v2,
+            "DeepseekV2TopkRouter",
+            "DeepseekV2Config",
+            num_attention_heads=4,
+            n_routed_experts=9,
+            num_experts_per_tok=4,
+            topk_method="greedy",
+        ),
+        softmax(9, 4, normalised=False),
+    ),
+    "deepseek_v2, group_limited_greedy": (
+        lambda: made(
+            modeling_deepseek_v2,
+            "DeepseekV2TopkRouter",
+            "DeepseekV2Config",
+            num_attention_heads=4,
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=16.0,
+            **GROUPS,
+        ),
+        softmax(12, 4, normalised=False, factor=16.0, groups=4, kept_groups=2, summed_best=1),
+    ),
+    "deepseek_v3": (
+        lambda: made(modeling_deepseek_v3, "DeepseekV3TopkRouter", "DeepseekV3Config", **GROUPS),
+        sigmoid(12, 4, epsilon=1e-20, factor=2.5, groups=4, kept_groups=2),
+    ),
+    "dots1": (
+        lambda: made(modeling_dots1, "Dots1TopkRouter", "Dots1Config", routed_scaling_factor=1.5, **GROUPS),
+        sigmoid(12, 4, normalised=False, factor=1.5, groups=4, kept_groups=2),
+    ),
+    "ernie4_5_moe": (
+        lambda: made(
+            modeling_ernie4_5_moe,
+            "Ernie4_5_MoeTopKRouter",
+            "Ernie4_5_MoeConfig",
+            moe_num_experts=8,
+            moe_k=3,
+        ),
+        softmax(8, 3, least_sum=1e-12),
+    ),
+    "minimax_m2": (
+        lambda: made(
+            modeling_minimax_m2,
+            "MiniMaxM2TopKRouter",
+            "MiniMaxM2Config",
+            num_local_experts=8,
+            num_experts_per_tok=3,
+        ),
+        sigmoid(8, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+@torch.inference_mode()
+def test_routers_choose_as_those_of_transformers(family: str) -> None:
+    make, routing = ROUTERS[family]
+    router = make()
+    x = drawn(ROWS, SIZE, seed=9)
+    correction = next(
+        (tensor for name, tensor in router.state_dict().items() if "e_score_correction_bias" in name), None
+    )
+    if family == "minimax_m2":  # its correction lies beside the router
+        correction = drawn(routing.experts, seed=5) * 0.3
+        answers = router(x, correction)
+    else:
+        answers = router(x)
+    # Versions of transformers differ in the order of numbers, weights and logits.
+    chosen = next(answer for answer in answers if not answer.is_floating_point())
+    theirs = next(answer for answer in answers if answer is not chosen and answer.shape == chosen.shape)
+    correction = None if correction is None else correction.flatten()
+    ids, weights = ops.route(x, router.weight, getattr(router, "bias", None), correction, routing)
+    order = chosen.argsort(-1)
+    same = (ids == chosen.gather(-1, order)).all(-1)
+    assert same.sum() >= ROWS - 2  # scores may be a digit apart
+    torch.testing.assert_close(weights[same], theirs.gather(-1, order)[same], rtol=1e-5, atol=1e-7)
+    assert len(ids.unique()) == routing.experts
+
+
+def test_ties_go_to_the_lower_expert() -> None:
+    weight = drawn(4, SIZE).repeat(2, 1)  # each expert twice
+    x = torch.cat([drawn(50, SIZE, seed=1), torch.zeros(1, SIZE)])
+    for routing in (softmax(8, 3), sigmoid(8, 3), sigmoid(8, 3, groups=2, kept_groups=1)):
+        ids, weights = ops.route(x, weight, None, None, routing)
+        assert ids[-1].tolist() == [0, 1, 2]
+        assert (ids.diff() > 0).all()
+        for row in ids.tolist():
+            assert all(number < 4 or number - 4 in row for number in row)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(51))
+
+
+def test_a_router_says_what_cannot_be_chosen() -> None:
+    for fields in (
+        {"chosen": 9},
+        {"chosen": 0},
+        {"chosen": 2, "groups": 3},
+        {"chosen": 5, "groups": 2, "kept_groups": 1},
+        {"chosen": 2, "groups": 2, "kept_groups": 3},
+    ):
+        with pytest.raises(ValueError, match="cannot be chosen"):
+            Routing(experts=8, **fields)
+    with pytest.raises(ValueError, match="4097 experts are too many: 4096 are allowed"):
+        Routing(experts=4097, chosen=2)
+
+
+@pytest.mark.parametrize("kind", ["silu", "clamped"])
+def test_experts_are_added_up_by_their_weights(kind: str) -> None:
+    x, ids = drawn(5, 6).double(), torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3], [0, 3]])
+    weights = drawn(5, 2, seed=1).float()
+    gate_up, down = drawn(4, 16, 6, seed=2).double() * 4, drawn(4, 6, 8, seed=3).double()
+    into, out_of = drawn(4, 16, seed=4).double(), drawn(4, 6, seed=5).double()
+    expected = torch.zeros(5, 6, dtype=torch.float64)
+    for token in range(5):
+        for place in range(2):
+            number = int(ids[token, place])
+            gate, up = (gate_up[number] @ x[token] + into[number]).chunk(2)
+            if kind == "silu":
+                inner = gate * torch.sigmoid(gate) * up
+            else:
+                gate, up = gate.float().clamp(max=7), up.float().clamp(-7, 7)
+                inner = (gate * torch.sigmoid(1.702 * gate) * (up + 1)).double()
+            expected[token] += weights[token, place] * (down[number] @ inner + out_of[number])
+    for sections in (None, 1, 4):
+        found = ops.experts(
+            x,
+            ids,
+            weights,
+            list(gate_up),
+            [ops.pack(matrix, sections=sections) for matrix in down],
+            kind,
+            gate_up_bias=into,
+            down_bias=out_of,
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_what_an_expert_makes_of_others_tokens_is_not_used() -> None:
+    x = torch.tensor([[1.0, 1.0], [float("nan"), 1.0]])
+    gate_up, down = drawn(2, 4, 2), drawn(2, 2, 2)
+    ids, weights = torch.tensor([[0], [1]]), torch.ones(2, 1)
+    found = ops.experts(x, ids, weights, list(gate_up), list(down), "silu")
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+
+
+def test_a_shared_expert_has_a_gate() -> None:
+    x, rows, total, gate = (drawn(3, 8, seed=seed) for seed in range(4))
+    factor = torch.sigmoid((x * gate[0]).sum(-1, keepdim=True))
+    torch.testing.assert_close(ops.add_gated(x, rows, gate[0], total), total + factor * rows)

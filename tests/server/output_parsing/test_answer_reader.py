@@ -1,0 +1,215 @@
+"""What an answer is made of: reasoning, text and calls, and text that only looks like them."""
+
+import json
+import random
+from itertools import pairwise
+
+import pytest
+from answers import TOOLS, Answer, read
+from hypothesis import given
+from hypothesis import strategies as st
+from untimed import untimed
+
+from server.output_parsing.answer_reader import AnswerReader, CustomToolInput
+from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING, THINKING_BY_NAME
+
+HERMES, THINK = DIALECTS_BY_NAME["hermes"], THINKING[0]
+STOP = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+
+
+def answer(text: str, *, is_thinking: bool = False, calls: bool = True, seed: int = 0) -> Answer:
+    reader = AnswerReader(HERMES, THINK, tools=TOOLS if calls else None, is_thinking=is_thinking)
+    return read(reader, text, random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("text", "reasoning", "shown"),
+    [
+        ("plain", "", "plain"),
+        ("  kept \n", "", "  kept \n"),
+        ("<think>a</think>b", "a", "b"),
+        ("<think>\n\na\n\n</think>\n\nb\n", "a", "b\n"),
+        ("<think></think>b", "", "b"),
+        ("</think>\n\nb", "", "b"),
+        ("\n </think>b</think>", "", "b</think>"),
+        ("</thinking", "", "</thinking"),
+        ("<think>never ends <", "never ends <", ""),
+        ("a < b </think> c", "", "a < b </think> c"),
+        ("x <thin", "", "x <thin"),
+    ],
+)
+def test_reasoning_and_text(text: str, reasoning: str, shown: str, seed: int) -> None:
+    found = answer(text, seed=seed)
+    assert (found.reasoning, found.text, found.calls) == (reasoning, shown, [])
+
+
+def test_a_prompt_may_have_opened_the_reasoning() -> None:
+    found = answer("so\n</think>\n\nyes", is_thinking=True)
+    assert (found.reasoning, found.text) == ("so", "yes")
+
+
+def test_a_call_ends_the_reasoning_without_its_marker() -> None:
+    found = answer(f"<think>I call {STOP}")
+    assert (found.reasoning, found.text, found.calls) == ("I call", "", [("stop", "{}")])
+
+
+def test_a_call_may_have_to_wait_for_the_end_of_the_reasoning() -> None:
+    reader = AnswerReader(HERMES, THINK, tools=TOOLS, calls_end_thinking=False)
+    found = read(reader, f"<think>Perhaps {STOP}?</think>{STOP}")
+    assert (found.reasoning, found.calls) == (f"Perhaps {STOP}?", [("stop", "{}")])
+
+
+def test_text_around_calls_is_told_without_the_space_between() -> None:
+    found = answer(f"before\n\n{STOP}\n{STOP}\n\nafter\n")
+    assert found.text == "beforeafter\n" and len(found.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "write <tool_call> to call",
+        '<tool_call>{"name": "stop"',
+        '<tool_call>{"nam',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>[{"name": "stop", "arguments": {}}]</tool_call>',
+        "<tool_call>" * 3,
+        "<tool_call>" + " " * 5000 + '{"name": "stop"}',
+    ],
+)
+def test_what_is_no_call_is_text(text: str) -> None:
+    for seed in range(5):
+        found = answer(text, seed=seed)
+        assert (found.text, found.calls) == (text, [])
+
+
+def test_calls_are_text_where_no_tools_were_given() -> None:
+    assert answer(STOP, calls=False).text == STOP
+
+
+def test_arguments_pass_while_they_are_written() -> None:
+    reader = AnswerReader(HERMES, None, tools=TOOLS)
+    reader.push('<tool_call>{"name": "get_weather", "arguments": {"city": "P')
+    found = Answer(calls=[("get_weather", "")])
+    found.add(reader.push("aris"))
+    assert found.calls == [("get_weather", "aris")]
+
+
+def test_any_text_is_read_the_same_however_it_is_cut() -> None:
+    pieces = ["<think>", "</think>", "<tool_call>", "</tool_call>", STOP, '"name"', '"stop"', "arguments"]
+    pieces += ["{", "}", ":", "\n", " a ", "<", '"', "\\"]
+    for seed in range(300):
+        rng = random.Random(seed)
+        text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 30)))
+        assert answer(text, seed=seed) == read(AnswerReader(HERMES, THINK, tools=TOOLS), text)
+
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+COMMENTARY, START = "<|channel|>commentary", "<|start|>assistant"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("text", "reasoning", "shown", "calls"),
+    [
+        (f"{ANALYSIS}a<|end|>{START}{FINAL}b", "a", "b", []),
+        (f"{FINAL}b", "", "b", []),
+        (f"{START}<|channel|>final <|constrain|>json<|message|>" + "{}", "", "{}", []),
+        (f"{ANALYSIS}a<|end|>{START}{COMMENTARY}<|message|>so: <|end|>{START}{ANALYSIS}c", "ac", "so:", []),
+        (f" to=functions.stop{COMMENTARY} json<|message|>" + "{}", "", "", [("stop", "{}")]),
+        (
+            f"{ANALYSIS}a<|end|>{START}{COMMENTARY} to=functions.stop <|constrain|>json<|message|>"
+            + "{}<|call|>",
+            "a",
+            "",
+            [("stop", "{}")],
+        ),
+        (f"{FINAL}write to=functions.stop in it", "", "write to=functions.stop in it", []),
+        (f"{ANALYSIS}cut off", "cut off", "", []),
+    ],
+)
+def test_channels(text: str, reasoning: str, shown: str, calls: list[tuple[str, str]], seed: int) -> None:
+    dialect, thinking = DIALECTS_BY_NAME["openai"], THINKING_BY_NAME["openai_gptoss"]
+    found = read(AnswerReader(dialect, thinking, tools=TOOLS), text, random.Random(seed))
+    assert (found.reasoning, found.text, found.calls) == (reasoning, shown, calls)
+
+
+def test_elements_become_values_of_the_schemas_types() -> None:
+    m = "]<]minimax[>["
+    schema = {
+        "properties": {
+            "zip": {"type": "string"},
+            "at": {"$ref": "#/$defs/at"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "none": {"type": "array"},
+            "empty": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "$defs": {"at": {"properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}},
+    }
+    written = (
+        f'{m}<tool_call>\n{m}<invoke name="f">{m}<zip>0 {m}</zip>{m}<at>{m}<x>1{m}</x>{m}<name>2{m}</name>{m}</at>'
+        f"{m}<tags>{m}<item>3{m}</item>{m}</tags>{m}<none>{m}</none>{m}<empty>{m}</empty>{m}</invoke>\n{m}</tool_call>"
+    )
+    found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools={"f": schema}), written)
+    [(_, arguments)] = found.calls
+    values = {"zip": "0 ", "at": {"x": 1, "name": "2"}, "tags": ["3"], "none": [], "empty": ""}
+    assert json.loads(arguments) == values
+
+
+def test_elements_may_not_be_nested_for_ever() -> None:
+    m = "]<]minimax[>["
+    written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
+    assert len(read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written).calls) == 1
+
+
+# The free text of a custom tool.
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+def input_of(pieces: list[str]) -> list[str]:
+    reader = CustomToolInput()
+    found = [*(reader.push(piece) for piece in pieces), reader.end()]
+    assert reader.text == "".join(found)
+    return found
+
+
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+
+
+@untimed()
+@given(st.text(CHARACTERS), st.lists(st.integers(0, 1000)), st.booleans())
+def test_the_input_of_a_custom_tool_is_the_same_however_it_was_cut(
+    text: str, cuts: list[int], escapes: bool
+) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=escapes)
+    assert "".join(input_of(pieces_of(arguments, cuts))) == text
+
+
+def test_an_input_comes_while_it_is_written() -> None:
+    assert input_of([' {"inp', 'ut" : "a', "\\", "nb", "\\u00e9\\ud83d", '\\ude42"', "}"]) == [
+        *("", "a", "", "\nb", "é", "🙂", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"other": 1, "input": "late"}', "late"),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"text": "a"}', '{"text": "a"}'),
+        ("[1]", "[1]"),
+        ('{"inp', '{"inp'),
+        ("", ""),
+        ('{"input": "cut \\u12', "cut "),
+        ('{"input": "a\nb\tc"}', "a\nb\tc"),
+        ('{"input": "half \\ud83d of it"}', "half � of it"),
+        ('{"input": "bad \\u12x4 escape"}', "bad "),
+    ],
+)
+def test_an_input_in_another_form_comes_as_it_is(arguments: str, text: str) -> None:
+    assert "".join(input_of(list(arguments))) == text
+    assert "".join(input_of([arguments])) == text
