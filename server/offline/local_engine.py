@@ -152,11 +152,15 @@ class _Runner:
         if catches:
             signal.signal(signal.SIGINT, self._interrupt)
         try:
-            return self._loop.run_until_complete(task)
+            result = self._loop.run_until_complete(task)
         except asyncio.CancelledError:
             if self._interrupted:
                 raise KeyboardInterrupt from None
             raise
+        else:
+            if self._interrupted:  # when all had been computed already
+                raise KeyboardInterrupt
+            return result
         finally:
             if catches:
                 signal.signal(signal.SIGINT, signal.default_int_handler)

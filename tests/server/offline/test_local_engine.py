@@ -39,13 +39,15 @@ def test_threads_share_it(llm: LLM) -> None:
 
 def test_an_interrupt_ends_what_was_asked_and_nothing_else(llm: LLM) -> None:
     endless = SamplingParams(max_tokens=None, ignore_eos=True)
-    before = signal.getsignal(signal.SIGALRM)
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # What runs in a shell's background has its interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     with pytest.raises(KeyboardInterrupt):
         while True:
             llm.generate([CAPITAL] * 32, endless, use_tqdm=False)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, alarm)
+    signal.signal(signal.SIGINT, before)
     assert not llm.local.engine.busy and llm.frontend.live == 0
     assert "Paris" in text(llm)
 
