@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, cast, get_args
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -83,6 +84,8 @@ def find_outputs(names: Sequence[str], tasks: Collection[str]) -> tuple[Task, ..
 
 def find_task(name: str | None, tasks: Collection[str], preferred: Task | None = None) -> Task:
     """The task that a request calls `name`. None is the model's preferred task, or else its first."""
+    if name in tasks and name in POOLING:
+        return name
     if name is None:
         offered = [task for task in (preferred, *POOLING) if task in tasks]
         if not offered:
@@ -217,7 +220,7 @@ TAG = ":latest"
 ANY_MODEL = frozenset({"tgi", "tei", "dummy"})
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model_names: tuple[str, ...]
     """Names by which clients may call the model; answers use the first."""
     root: str
@@ -259,11 +262,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         that clients of other servers send where there is but one model."""
         return name in self.model_names or name in ANY_MODEL or name.removesuffix(TAG) in self.model_names
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return self.ready.vocab_size
 
-    @property
+    @cached_property
+    def spaces(self) -> dict[object, Any]:
+        """The spaces of vectors that were asked for so far, by what was asked (`server.requests.spaces`)."""
+        return {}
+
+    @cached_property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may ask for."""
         return tuple(task for task in self.ready.worker.tasks if task != _ALIGN)
@@ -273,7 +281,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a transcription may have times of words."""
         return _ALIGN in self.ready.worker.tasks
 
-    @property
+    @cached_property
     def longest_prompt(self) -> int:
         """The most tokens of a prompt that could be, if its answer had none."""
         return self.max_model_len if self.sources is None else self.sources.longest
@@ -335,9 +343,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_token_ids(self, ids: list[int], param: str) -> None:
-        size = self.ready.vocab_size
-        outside = [id for id in ids if not 0 <= id < size]
-        if outside:
+        size = self.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= size):
+            outside = [id for id in ids if not 0 <= id < size]
             raise BadRequest(
                 f"token_id(s) {outside[:10]} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {size}",

@@ -86,8 +86,8 @@ class Work:
         self._admission.count_work(-self._prompt, -self._answer / 2)
 
     def end(self) -> None:
-        if self.begun:
-            self._admission.count_work(0, -self._answer / 2)
+        if self.begun:  # half of its answer is counted no more, nor its prompt
+            self._admission.owner.answers -= self._answer / 2
         else:
             self._admission.count_work(-self._prompt, -self._answer)
 
@@ -163,7 +163,8 @@ class Admission:
 
     def release(self) -> None:
         """Give back all places. Further calls do nothing."""
-        self.shrink(0)
+        if self.count:
+            self.shrink(0)
 
 
 class Admissions:
@@ -195,17 +196,21 @@ class Admissions:
 
     def most_for(self, caller: Caller) -> int:
         """The most sequences that a caller may have here at once, if it has a queue of its own."""
-        if caller.max_queued is None:
-            return self.most
-        return max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
+        return (
+            self.most
+            if caller.max_queued is None
+            else max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
+        )
+
+    def _owner(self, caller: Caller) -> Owner:
+        return self._owners.get(caller.owner) or Owner(caller.owner)
 
     def check_room(self, caller: Caller) -> bool:
         """Raises an error if not even a request for one sequence could get in.
 
         Returns whether one could without another one's losing its place.
         """
-        self._check_queue(caller, 1)
-        if self._excess(1) <= 0:
+        if self._excess(caller, 1) <= 0:
             return True
         self._check_share(caller, 1)
         return False
@@ -215,8 +220,7 @@ class Admissions:
 
         Returns those that have to be ended for it.
         """
-        self._check_queue(caller, count)
-        if (excess := self._excess(count)) <= 0:
+        if (excess := self._excess(caller, count)) <= 0:
             return []
         self._check_share(caller, count)
         return self._find_places(caller, count, excess)
@@ -233,7 +237,7 @@ class Admissions:
 
         `taken` has one already.
         """
-        if count > (most := self.most_for(caller)):
+        if count > 1 and count > (most := self.most_for(caller)):
             whose = "this server holds" if most == self.most else "your API key may have"
             raise BadRequest(
                 f"The request is for {count} answers at once, and {whose} {most} at most: ask for fewer of "
@@ -242,6 +246,8 @@ class Admissions:
         if taken is not None:
             taken.check()
             count -= taken.count
+            if not count:
+                return taken
         for other in self.check(caller, count):
             self._end(other)
         return self._give(caller, count, taken)
@@ -249,7 +255,8 @@ class Admissions:
     def _give(self, caller: Caller, count: int, to: Admission | None = None) -> Admission:
         """Gives so many more places to a request, or to a new one of this caller."""
         if to is None:
-            owner = self._owners.setdefault(caller.owner, self._owner(caller))
+            owner = self._owners.get(caller.owner) or Owner(caller.owner)
+            self._owners[caller.owner] = owner
             owner.weight = caller.weight
             to = Admission(self, caller, owner)
             owner.admissions[to] = None
@@ -259,10 +266,6 @@ class Admissions:
         self.live += count
         self.given += count
         return to
-
-    def _owner(self, caller: Caller) -> Owner:
-        """The owner of a caller's requests: a new one if it has none here."""
-        return self._owners.get(caller.owner) or Owner(caller.owner)
 
     def leave(self, admission: Admission, count: int) -> None:
         """Take back places of a request."""
@@ -304,8 +307,11 @@ class Admissions:
             seconds = min(seconds, _seconds([owner], stats.rates) * weights / owner.weight)
         return _whole(seconds)
 
-    def _excess(self, new: int) -> int:
-        """How many sequences too many there would be with so many new ones; 0 or less if they fit."""
+    def _excess(self, caller: Caller, new: int) -> int:
+        """How many sequences too many there would be with so many new ones of a caller; 0 or less if they
+        fit. Raises an error if too many of that caller would wait."""
+        if caller.max_queued is not None:
+            self._check_queue(caller, caller.max_queued, new)
         if self.live + new <= self._max_queued:
             return 0  # whatever the engines report: these alone do not fill the queue
         return self.live + new - self._capacity()
@@ -321,18 +327,16 @@ class Admissions:
             slots = min(slots, self.live - stats.waiting)
         return slots + self._max_queued
 
-    def _check_queue(self, caller: Caller, count: int) -> None:
-        """Raises an error if too many sequences of a caller would wait that may have only so many."""
-        if caller.max_queued is None:
-            return
+    def _check_queue(self, caller: Caller, most: int, count: int) -> None:
+        """Raises an error if more sequences of a caller would wait than it may have."""
         own = self._owner(caller)
         begun = sum([each.count for each in own.admissions if each.begun])
         free = max(0, self.slots - (self.live - own.live))
         could_run = min(free, caller.max_running) if caller.max_running else free
-        if own.live + count - max(begun, could_run) > caller.max_queued:
+        if own.live + count - max(begun, could_run) > most:
             self._refuse_rate(
                 own,
-                f"Rate limit reached for {caller.owner}: {caller.max_queued} answers may wait at most. "
+                f"Rate limit reached for {caller.owner}: {most} answers may wait at most. "
                 f"{own.live} run or wait, and this request is for {count}. Try again later.",
             )
 

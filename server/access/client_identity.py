@@ -16,7 +16,7 @@ from starlette.types import Scope
 from engine_core.client.in_flight import AddOptions
 from server.access.key_file import Key
 from server.errors import BadRequest, DeadlineExceeded, QuotaExceeded, TooLate
-from server.metrics.server_metrics import KeyCounters
+from server.metrics.optional_metrics import KeyCounters
 from server.options.server_flags import AccessOptions
 
 Clock = Callable[[], float]

@@ -55,7 +55,8 @@ class RequestState:
     """The `Frontend` of the model that the request is for. The choice of a model or an adapter sets it; else
     the endpoint sets it to what is served: the only model, or the set of several."""
     head: Mapping[bytes, bytes] = field(default_factory=dict)
-    """The headers by names in small letters; of several with one name the first. The endpoint sets it."""
+    """The headers by names in small letters; of several with one name the first. The check of headers sets
+    it, or else the endpoint."""
     continued: bytes | bytearray = b""
     """The body of a response with what it continues, as it may be kept and computed later. The endpoint sets
     it when it has read the body."""
@@ -75,13 +76,15 @@ class RequestState:
 
     def arrive(self, scope: Scope) -> None:
         """Sets what nobody has set before the endpoint of the request is called."""
-        self.head = dict(reversed(scope["headers"]))
+        if not self.head:
+            self.head = dict(reversed(scope["headers"]))
         served = scope["app"].state
         if self.frontend is None:
             self.frontend = served.frontend
         if self.caller is UNKNOWN:
             by_address = served.config.access.fair_between == "addresses"
-            self.caller = caller_at(scope, by_address=by_address)
+            found = self.admission
+            self.caller = caller_at(scope, by_address=by_address) if found is None else found.caller
 
     def header(self, name: bytes) -> str | None:
         value = self.head.get(name)
@@ -96,6 +99,11 @@ class RequestState:
         """Counts the request against the quotas of the client's key. Raises QuotaExceeded beyond them."""
         if self.caller.account is not None:
             self.caller.account.begin_request()
+
+
+def path_of(scope: Scope) -> str:
+    """The path without the prefix that a proxy has added, as routes are written."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 def state_of(scope: Scope) -> RequestState:

@@ -176,7 +176,8 @@ class Frontend:
 
     def require_ready(self) -> None:
         """Raises Unavailable if requests are refused. While an engine is started again, they are let in."""
-        self.status.raise_if_refused()
+        if (status := self.status) is not READY:
+            status.raise_if_refused()
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None or empty."""

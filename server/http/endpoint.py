@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.request_state import RequestState, state_of
+from server.access.request_state import RequestState, path_of, state_of
 from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
-from server.http.error_answers import CLIENT_GONE, explain, path_of
-from server.http.sse import ClientGone, while_connected
+from server.http.error_answers import CLIENT_GONE, explain
+from server.http.sse import ClientWatch
 from server.media.inline_files import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.options.server_flags import DIALECTS
@@ -50,7 +50,7 @@ def check_entry(state: RequestState, row: ModelEndpoint) -> None:
         if state.admission is None:  # or it has got a place already
             frontend.admissions.check_room(state.caller)
         state.count()
-    if row.needs_json:
+    if row.needs_json and state.head.get(b"content-type") != b"application/json":
         check_json(state)
     if row.use is not None:
         state.require_right(*row.use.rights)
@@ -58,8 +58,6 @@ def check_entry(state: RequestState, row: ModelEndpoint) -> None:
 
 
 def check_json(state: RequestState) -> None:
-    if state.head.get(b"content-type") == b"application/json":
-        return
     kind = (state.header(b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
@@ -86,11 +84,8 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
         found = await read(NO_MEDIA)
     except MediaNeeded as needed:
         key = state.caller.owner if state.caller.key else ""
-        work = reader.prepare(needed, inline or InlineFiles(), key, state.caller.owner)
-        try:
-            items = await while_connected(request.receive, work)
-        except ClientGone:
-            raise ClientDisconnect from None
+        with ClientWatch(request.receive):
+            items = await reader.prepare(needed, inline or InlineFiles(), key, state.caller.owner)
         state.media_items = {item.hash: item for item in items.values()}
         found = await read(reader.lay(items))
     if inline is not None:
@@ -161,7 +156,7 @@ class Endpoint(APIRoute):
         """Answers a request. An error that its client may see is raised, for whoever runs this to explain."""
         state = state_of(request.scope)
         try:
-            response = await self.respond(request)
+            response = await self.respond(request, state)
         except (ApiError, HTTPException, ClientDisconnect):
             raise
         except Exception as error:
@@ -172,8 +167,8 @@ class Endpoint(APIRoute):
             response.raw_headers.append((b"x-embedding-space", state.embedding_space.encode()))
         return response
 
-    async def respond(self, request: Request) -> Response:
-        state, arguments = state_of(request.scope), dict[str, Any]()
+    async def respond(self, request: Request, state: RequestState) -> Response:
+        arguments: dict[str, Any] = {}
         state.arrive(request.scope)
         if self.param_convertors:
             arguments.update(request.path_params)
@@ -185,16 +180,13 @@ class Endpoint(APIRoute):
             await check(request)
         if self._takes_body:
             arguments["body"] = await self._read(request, state)
-        work = self.endpoint(**arguments)
         if not self._asks_model:
-            return await work
-        try:
-            return await while_connected(request.receive, work)
-        except ClientGone:
-            raise ClientDisconnect from None
+            return await self.endpoint(**arguments)
+        with ClientWatch(request.receive):
+            return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, state: RequestState) -> Any:
-        form, frontend = self._form(state), state.frontend
+        form, frontend = self._form(state) if self._dialects else self._usual, state.frontend
         state.reading = form.reading
         most, media = form.most_bytes, frontend.media if form.takes_media else None
         continues = self._row is not None and self._row.continues
@@ -220,8 +212,6 @@ class Endpoint(APIRoute):
 
     def _form(self, state: RequestState) -> BodyForm:
         """The form of the body in the dialect that the request names, or else the operator."""
-        if not self._dialects:
-            return self._usual
         dialect = state.header(DIALECT) or state.frontend.config.dialect
         if dialect not in DIALECTS:
             raise BadRequest(
@@ -247,12 +237,10 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
         check_values(raw)
         return raw
     given, read, owner = (reading, raw, frontend.facts), frontend.long_bodies.read, state.caller.owner
-    work = with_media(request, lambda media: read(*given, media, owner=owner))
     bodies.BODY_MEMORY.taken += len(raw)
     try:
-        found = await while_connected(request.receive, work)
-    except ClientGone:
-        raise ClientDisconnect from None
+        with ClientWatch(request.receive):
+            found = await with_media(request, lambda media: read(*given, media, owner=owner))
     finally:
         bodies.BODY_MEMORY.give_back(len(raw))
     state.read = found.result

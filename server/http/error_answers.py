@@ -8,9 +8,9 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Scope
 
 from engine_core.reason_codes import SENTENCES, Reason
+from server.access.request_state import path_of
 from server.errors import ApiError, HttpError, Internal, Unavailable, error_body
 
 
@@ -72,11 +72,6 @@ def error_response(error: ApiError, path: str, *, close: bool = False) -> JSONRe
     """The answer to a request for `path` that ended in `error`."""
     headers = {**error.headers(), **({"Connection": "close"} if close else {})}
     return JSONResponse(error_body(error, path), error.status, headers)
-
-
-def path_of(scope: Scope) -> str:
-    """The path without the prefix that a proxy has added, as routes are written."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 def _from_http(request: Request, error: HTTPException) -> ApiError:

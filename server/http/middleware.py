@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
-from server.access.request_state import KEY, UNKNOWN, Attributes, Described, state_of
+from server.access.request_state import KEY, UNKNOWN, Attributes, Described, path_of, state_of
 from server.errors import ApiError, Forbidden, Unauthorized
-from server.http.error_answers import error_response, path_of
+from server.http.error_answers import error_response
 from server.metrics.server_metrics import Metrics
 from server.requests.timing import RequestTimes
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+"""The methods that metrics name; all others are counted together."""
 
 
 def on_head(send: Send, act: Callable[[Message], None]) -> Send:
@@ -58,25 +60,23 @@ class HttpMetrics:
         state, started = state_of(scope), time.monotonic()
         status = 500
 
-        def note_status(head: Message) -> None:
+        def note_status(message: Message) -> Awaitable[None]:
             nonlocal status
-            status = head["status"]
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            return send(message)
 
         try:
-            await self._app(scope, receive, on_head(send, note_status))
+            await self._app(scope, receive, note_status)
         finally:
             if state.admission is not None:
                 state.admission.release()
             handler = getattr(scope.get("route"), "path", "none")
-            seconds = time.monotonic() - started
-            self._metrics.http(handler, _known_method(scope["method"]), status, seconds)
+            method, seconds = scope["method"], time.monotonic() - started
+            self._metrics.http(handler, method if method in METHODS else "OTHER", status, seconds)
             if self._traces is not None and state.work is not None:
                 self._traces.report(scope, state.work, state.times, seconds, status)
             del scope[KEY]  # a connection that stays open keeps the scope of its last request
-
-
-def _known_method(method: str) -> str:
-    return method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "OTHER"
 
 
 class RequestIds:

@@ -11,7 +11,9 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from operator import methodcaller
+from types import TracebackType
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,12 +21,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import state_of
+from server.access.request_state import KEY, RequestState
 from server.errors import ApiError, Internal
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = "keep-alive"
@@ -77,7 +77,7 @@ class StreamForm:
 
 
 DONE_FORM = StreamForm(
-    is_last=lambda data: data.endswith(DONE),
+    is_last=methodcaller("endswith", DONE),
     error_event=lambda error: b"data: " + encode(error.body()) + b"\n\n",
 )
 """Streams of completions: a last event `[DONE]`, or an error in the shape of all answers."""
@@ -105,31 +105,30 @@ def json_response(message: msgspec.Struct) -> Response:
     return Response(encode(message), media_type="application/json")
 
 
-class ClientGone(Exception):
-    """Raised when the client has gone away before its answer was complete."""
+class ClientWatch:
+    """Cancels what runs in its `with` when the client goes away, and raises ClientDisconnect then."""
 
+    __slots__ = ("_gone", "_receive", "_task", "_watching")
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`, or cancels it and raises ClientGone when the client goes away."""
-    task = cast("asyncio.Task[Any]", asyncio.current_task())
-    gone = False
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._gone = receive, False
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
+    def __enter__(self) -> None:
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._watching = _DelayedTask(WATCH_AFTER, self._watch)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        task.cancel()
+        self._gone = True
+        self._task.cancel()
 
-    watching = _DelayedTask(WATCH_AFTER, watch)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if gone and not task.uncancel():
-            raise ClientGone from None
-        raise
-    finally:
-        watching.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.stop()
+        if self._gone and isinstance(error, asyncio.CancelledError) and not self._task.uncancel():
+            raise ClientDisconnect from None
 
 
 class _DelayedTask:
@@ -190,31 +189,25 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._clock = send, asyncio.get_running_loop().time
         self._written = self._clock()
-        if (follow_reader := state_of(scope).follow_reader) is not None:
-            follow_reader(self._on_flow)
-        try:
-            await while_connected(receive, self._run())
-        except ClientGone:
-            if not self._started:
-                raise ClientDisconnect from None
-
-    async def _run(self) -> None:
+        state: RequestState | None = scope.get(KEY)
+        if state is not None and state.follow_reader is not None:
+            state.follow_reader(self._on_flow)
         opener = _DelayedTask(OPEN_AFTER, self._fill_silence)
         try:
-            await self._send_events()
-        finally:
-            opener.stop()
-
-    async def _send_events(self) -> None:
-        try:
-            async with aclosing(self._events) as events:
-                async for data in events:
-                    await self._write(data, more=not self._form.is_last(data))
+            with ClientWatch(receive):
+                async with aclosing(self._events) as events:
+                    async for data in events:
+                        await self._write(data, more=not self._form.is_last(data))
+        except ClientDisconnect:
+            if not self._started:
+                raise
         except ApiError as error:
             await self._break_off(error)
         except Exception:
             log.exception("a stream broke off")
             await self._break_off(Internal("Internal server error"))
+        finally:
+            opener.stop()
 
     async def _break_off(self, error: ApiError) -> None:
         if not self._started:

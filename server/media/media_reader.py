@@ -20,7 +20,7 @@ from server.media.media_parts import MediaFile, MediaPart
 from server.media.media_sources import Sources
 from server.media.preparing import MEDIA, Preparer, PreparingLimits, PreparingOrder, processes_for
 from server.media.prompt import Laid, MediaNeeded
-from server.metrics.media_metrics import MediaMetrics
+from server.metrics.optional_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
 from server.options.media_io import MediaIo, read_media_io

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -99,7 +100,7 @@ class MediaNeeded(Exception):
         self.settings, self.io = dict(settings), dict(io)
 
 
-class Written(msgspec.Struct, frozen=True, gc=False):
+class Written(msgspec.Struct, frozen=True, dict=True):
     """The text of a prompt as a chat template has written it."""
 
     text: str
@@ -110,7 +111,7 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     row_files: list[str] = []
     """Files in base64 of embeddings in place of tokens, whose marks are in the text, in order."""
 
-    @property
+    @cached_property
     def plain_text(self) -> str:
         """The text with what users have written, without marks."""
         return without_cuts(self.text if self.is_plain else _MARKED.sub("", self.text))

@@ -11,8 +11,8 @@ import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -22,10 +22,15 @@ from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import PlainHistogram, Timing
-from server.metrics.counters_by_name import OF_ADAPTERS, OF_KEYS, AdapterCounters
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
-from server.metrics.media_metrics import MediaMetrics
-from server.metrics.speech_metrics import SpeechMetrics
+from server.metrics.optional_metrics import (
+    OF_ADAPTERS,
+    OF_KEYS,
+    AdapterCounters,
+    KeyCounters,
+    MediaMetrics,
+    SpeechMetrics,
+)
 from worker import logs
 
 
@@ -109,7 +114,7 @@ class Metrics:
 
     _media: MediaMetrics | None = None
     _speech: SpeechMetrics | None = None
-    _of_adapter: AdapterCounters | None = None
+    adapter: AdapterCounters | None = None
 
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
         """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
@@ -117,7 +122,7 @@ class Metrics:
         self._others: list[Metrics] = []
         self._shown = self._registry
         self._model, self._engine = model_name, str(engine)
-        self._totals = [0, 0]
+        self.totals = [0, 0]
         self._counters: type[Counter | PlainCounters] = PlainCounters
         self._histograms: type[Histogram | PlainHistograms] = PlainHistograms
         if shared is not None:
@@ -129,7 +134,8 @@ class Metrics:
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
         self._rejections = self._counter("admission_rejections", "Requests refused by a full queue.")
         ended = "Requests that ended, by reason."
-        self._finished = self._family("vllm:request_success", ended, *_LABELS, "finished_reason")
+        finished = self._family("vllm:request_success", ended, *_LABELS, "finished_reason")
+        self._finished = cache(lambda reason: finished.labels(model_name, self._engine, reason))
         self.first_token = self._histogram("time_to_first_token_seconds", "Until the first token.", _FIRST)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens.", _BETWEEN)
         self.per_token = self._histogram(
@@ -166,7 +172,7 @@ class Metrics:
     def tokens_so_far(self) -> tuple[int, int]:
         """The prompt tokens and generated tokens of this process so far."""
         every = [self, *self._others]
-        return sum(each._totals[0] for each in every), sum(each._totals[1] for each in every)
+        return sum(each.totals[0] for each in every), sum(each.totals[1] for each in every)
 
     def show_beside(self, other: Metrics) -> None:
         """Have the page tell of another model, too."""
@@ -197,14 +203,14 @@ class Metrics:
 
     def count_tokens(self, prompt: int, generated: int) -> None:
         if prompt:
-            self._totals[0] += prompt
+            self.totals[0] += prompt
             self.prompt_tokens.inc(prompt)
         if generated:
-            self._totals[1] += generated
+            self.totals[1] += generated
             self.generation_tokens.inc(generated)
-        if self._of_adapter is not None:
-            self._of_adapter.prompt_tokens.inc(prompt)
-            self._of_adapter.generation_tokens.inc(generated)
+        if self.adapter is not None:
+            self.adapter.prompt_tokens.inc(prompt)
+            self.adapter.generation_tokens.inc(generated)
 
     def count_sources(self, prompt: int, cached: int) -> None:
         """Count where the tokens of a prompt came from."""
@@ -219,7 +225,7 @@ class Metrics:
     def of_adapter(self, name: str) -> Metrics:
         """These metrics for requests of one adapter, which are counted by its name, too."""
         own = copy.copy(self)
-        own._of_adapter = AdapterCounters(*(each.labels(self._model, name) for each in self._of_adapters))
+        own.adapter = AdapterCounters(*(each.labels(self._model, name) for each in self._of_adapters))
         return own
 
     def of_media(self) -> MediaMetrics:
@@ -262,19 +268,21 @@ class Metrics:
         self._rejections.inc()
 
     def finished(self, reason: str) -> None:
-        self._finished.labels(self._model, self._engine, reason).inc()
-        if self._of_adapter is not None:
-            self._of_adapter.requests.inc()
+        self._finished(reason).inc()
+        if self.adapter is not None:
+            self.adapter.requests.inc()
 
     def _count_http(self) -> None:
-        self._http_requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
-        self._http_seconds = self._histograms(
+        requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
+        durations = self._histograms(
             "http_request_duration_seconds",
             "Duration of HTTP requests, streams to their end.",
             ["handler", "method"],
             buckets=_HTTP,
             registry=self._registry,
         )
+        self._http_requests = cache(lambda *labels: requests.labels(*labels))
+        self._http_durations = cache(lambda *labels: durations.labels(*labels))
         self._dropped = 0
         self._lines_dropped = self._family(
             "facet:log_lines_dropped",
@@ -283,8 +291,8 @@ class Metrics:
         ).labels(self._model)
 
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
-        self._http_seconds.labels(handler, method).observe(seconds)
+        self._http_requests(handler, method, f"{status // 100}xx").inc()
+        self._http_durations(handler, method).observe(seconds)
 
     def watch(self, replicas: Callable[[], Sequence[Replica]], max_loras: int = 0) -> None:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
@@ -333,15 +341,6 @@ class _Joined(CollectorRegistry):
         yield from found.values()
 
 
-class KeyCounters(NamedTuple):
-    """The counters of one API key."""
-
-    requests: Counter | PlainCounter
-    refusals: Counter | PlainCounter
-    prompt_tokens: Counter | PlainCounter
-    generation_tokens: Counter | PlainCounter
-
-
 class RequestRecord:
     """The times and counts of one choice of one request."""
 
@@ -359,20 +358,24 @@ class RequestRecord:
         metrics.asked_tokens.observe(max_tokens)
 
     def tokens(self, count: int, cached: int) -> None:
+        metrics = self._metrics
         if cached:
             self._cached += cached
-            self._metrics.prompt_tokens_cached.inc(cached)
+            metrics.prompt_tokens_cached.inc(cached)
         if not count:
             return
         now = time.monotonic()
         if not self._count:
             self._first = now
-            self._metrics.first_token.observe(now - self._started)
+            metrics.first_token.observe(now - self._started)
         else:
-            self._metrics.inter_token.observe((now - self._last) / count)
+            metrics.inter_token.observe((now - self._last) / count)
         self._last = now
         self._count += count
-        self._metrics.count_tokens(0, count)
+        metrics.totals[1] += count
+        metrics.generation_tokens.inc(count)
+        if metrics.adapter is not None:
+            metrics.adapter.generation_tokens.inc(count)
 
     def finish(self, reason: str, timing: Timing | None) -> None:
         metrics = self._metrics

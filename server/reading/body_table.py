@@ -115,7 +115,10 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     )
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
     told = prompt_part(prompt, special=special) if isinstance(sources[0], str) else "ids"
-    return ReadTexts(read_in_windows(texts.read_all(sources, params), facts), repeated, told)
+    items = texts.read_all(sources, params)
+    if facts.pooling.max_embed_len is not None:
+        items = read_in_windows(items, facts)
+    return ReadTexts(items, repeated, told)
 
 
 def _read_conversations(

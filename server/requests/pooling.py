@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -38,6 +39,10 @@ QUERIES = ("query", "search_query")
 """The names of prompts and purposes of texts that are queries."""
 
 
+_unsupported = attrgetter(*UnsupportedPooling.__struct_fields__)
+_NOTHING = (None,) * len(UnsupportedPooling.__struct_fields__)
+
+
 class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
     """The task and the form of its result. None is the model's own default."""
 
@@ -59,7 +64,8 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
     """Whether the texts are queries, which some models read in another way than documents."""
 
     def resolve(self, facts: Facts) -> Pooling:
-        self.check_unsupported(UnsupportedPooling.__struct_fields__)
+        if _unsupported(self) != _NOTHING:
+            self.check_unsupported(UnsupportedPooling.__struct_fields__)
         if self.outputs is not None:
             task, *others = find_outputs(self.outputs, facts.tasks)
         else:
@@ -84,6 +90,8 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
 
     def activates(self) -> bool | None:
         """The value of `use_activation`, by whichever of its names it was given."""
+        if self.normalize is None and self.softmax is None and self.activation is None:
+            return self.use_activation
         names = ("use_activation", "normalize", "softmax", "activation")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if len(set(given.values())) > 1:
@@ -111,7 +119,8 @@ class PooledText(msgspec.Struct, frozen=True, gc=False):
     @property
     def length(self) -> int:
         """The number of tokens."""
-        return count_ids(self.tokens)
+        ids = self.tokens
+        return count_ids(ids) if isinstance(ids, bytes) else len(ids)
 
 
 TextToSend = tuple[list[int], Pooling, *tuple[Media, ...]]
@@ -125,10 +134,12 @@ def items_to_send(
     batch: list[TextToSend] = []
     tokens = 0
     for item in items[start:stop]:
-        if tokens and tokens + item.length > TOKENS_AT_ONCE:
+        length = item.length
+        if tokens and tokens + length > TOKENS_AT_ONCE:
             break
-        batch.append((unpack(item.tokens), item.params, *as_media(item.media, media)))
-        tokens += item.length
+        placed = as_media(item.media, media) if item.media else ()
+        batch.append((unpack(item.tokens), item.params, *placed))
+        tokens += length
     return batch
 
 
@@ -212,13 +223,15 @@ class TextReader:
 
     def _keep(self, params: Pooling) -> int | None:
         """The number of tokens to which a text is cut: models may read shorter queries than documents."""
-        keep, most = self.truncation.keep, self.facts.pooling.texts.most_tokens(query=params.query)
+        keep = self.truncation.keep
+        most = None if keep is None else self.facts.pooling.texts.most_tokens(query=params.query)
         return keep if keep is None or most is None else min(keep, most)
 
     def _written(self, text: str, index: int) -> str:
         written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:
-            most, size = self.facts.longest_text(self.in_windows), len(without_cuts(written))
+            most = self.facts.longest_text(self.in_windows)
+            size = len(without_cuts(written) if CUT in written else written)
             check_characters(size, f"{self.name} {index}", self.facts, self.tokenizer, most)
         elif CUT not in written:  # Text beyond this would be cut after encoding anyway.
             most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +37,33 @@ MAX_ARGUMENTS = 16 << 10
 """Bytes of the arguments for logits processors, which every answer carries."""
 
 INT64 = 1 << 63
+
+_ABOVE_ZERO = math.ulp(0.0)
+"""The least number above zero."""
+_FINITE = (-sys.float_info.max, sys.float_info.max, "a finite number")
+_PENALTY = (-2, 2, "in [-2, 2]")
+_NUMBERS: dict[str, tuple[float, tuple[tuple[float, float, str], ...]]] = {
+    "temperature": (1.0, (_FINITE, (0, math.inf, "non-negative"), (-math.inf, 2, "in [0, 2]"))),
+    "n": (1, ((1, math.inf, "at least 1"),)),
+    "speculative_tokens": (0, ((0, math.inf, "at least 0"),)),
+    "top_p": (1.0, ((_ABOVE_ZERO, 1, "in (0, 1]"),)),
+    "top_k": (0, ((-1, math.inf, "0 (disable), or at least 1"),)),
+    "min_p": (0.0, ((0, 1, "in [0, 1]"),)),
+    "presence_penalty": (0.0, (_PENALTY,)),
+    "frequency_penalty": (0.0, (_PENALTY,)),
+    "repetition_penalty": (
+        1.0,
+        (
+            _FINITE,
+            (_ABOVE_ZERO, math.inf, "greater than zero"),
+            (1 / MAX_REPETITION, MAX_REPETITION, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]"),
+        ),
+    ),
+}
+"""The neutral value of each parameter that is a number, and its ranges with the words for them."""
+_asked_numbers = attrgetter(*_NUMBERS)
+_unsupported = attrgetter(*UnsupportedSampling.__struct_fields__)
+_NOTHING = (None,) * len(UnsupportedSampling.__struct_fields__)
 
 
 class RequestOutputKind(Enum):
@@ -130,96 +159,81 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         """The same for a prompt of another length."""
         facts.check_prompt_length(prompt_len)
         max_tokens = self._max_tokens(facts, prompt_len)
-        min_tokens = self._min_tokens(max_tokens)
-        return self._choices(msgspec.structs.replace(resolved, max_tokens=max_tokens, min_tokens=min_tokens))
+        self._check_min_tokens(max_tokens)
+        return self._choices(msgspec.structs.replace(resolved, max_tokens=max_tokens, seed=self._seed()))
 
     def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
         """Returns one Sampling for each of the n choices; raises BadRequest."""
-        self.check_unsupported(UnsupportedSampling.__struct_fields__)
+        if _unsupported(self) != _NOTHING:
+            self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
+        numbers = self._numbers(facts)
+        if self.n > facts.limits.n:
+            raise invalid("n", f"n must be at most {facts.limits.n}, got {self.n}.", self.n)
+        if self.stop not in (None, []):
+            self._check_stops(facts)
+        temperature, top_k = numbers["temperature"], int(numbers["top_k"])
+        greedy, max_tokens = temperature < GREEDY_BELOW, self._max_tokens(facts, prompt_len)
+        self._check_min_tokens(max_tokens)
+        ends = () if self.ignore_eos else facts.eos_token_ids
+        if self.stop_token_ids:
+            facts.check_token_ids(self.stop_token_ids, "stop_token_ids")
+            ends = (*ends, *self.stop_token_ids)
+        logprobs, of_prompt = self.logprobs, self.prompt_logprobs
+        suppressed: tuple[int, ...] = ()
         if facts.sources is not None:
-            refuse_for_sources(prompt_logprobs=self.prompt_logprobs is not None)
-        temperature = self._temperature(facts)
-        _require(
-            "n", self.n, (self.n >= 1, "at least 1"), (self.n <= facts.limits.n, f"at most {facts.limits.n}")
-        )
-        if self.speculative_tokens is not None:
-            _require(
-                "speculative_tokens", self.speculative_tokens, (self.speculative_tokens >= 0, "at least 0")
-            )
-        self._check_stops(facts)
-        max_tokens = self._max_tokens(facts, prompt_len)
-        top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)
-        greedy = temperature == 0
+            refuse_for_sources(prompt_logprobs=of_prompt is not None)
+            suppressed = facts.sources.suppressed
         template = Sampling(
             max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=1.0 if greedy else top_p,
-            top_k=0 if greedy else top_k,
-            min_p=0.0 if greedy else min_p,
-            presence_penalty=_penalty("presence_penalty", self.presence_penalty),
-            frequency_penalty=_penalty("frequency_penalty", self.frequency_penalty),
-            repetition_penalty=self._repetition_penalty(facts),
-            min_tokens=self._min_tokens(max_tokens),
-            stop_token_ids=self._stop_token_ids(facts),
-            logit_bias=self._logit_bias(facts),
+            temperature=0.0 if greedy else max(temperature, COLDEST),
+            top_p=1.0 if greedy else numbers["top_p"],
+            top_k=0 if greedy or top_k == -1 or top_k >= facts.vocab_size else top_k,
+            min_p=0.0 if greedy else numbers["min_p"],
+            presence_penalty=numbers["presence_penalty"],
+            frequency_penalty=numbers["frequency_penalty"],
+            repetition_penalty=numbers["repetition_penalty"],
+            seed=self._seed(),
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(dict.fromkeys(ends)),
+            logit_bias=self._logit_bias(facts) if self.logit_bias else {},
             bad_words=_bad_words(self.bad_words, facts, tokenizer) if self.bad_words else (),
-            allowed_token_ids=self._allowed(facts),
-            suppressed=() if facts.sources is None else facts.sources.suppressed,
-            logprobs=check_logprobs("logprobs", "sample", self.logprobs, facts),
-            prompt_logprobs=check_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
+            allowed_token_ids=() if self.allowed_token_ids is None else self._allowed(facts),
+            suppressed=suppressed,
+            logprobs=logprobs and check_logprobs("logprobs", "sample", logprobs, facts),
+            prompt_logprobs=of_prompt and check_logprobs("prompt_logprobs", "prompt", of_prompt, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )
-        return self._choices(template)
+        return [template] if self.n == 1 else self._choices(template)
 
-    def _choices(self, template: Sampling) -> list[Sampling]:
-        seed = self._seed()
-        return [msgspec.structs.replace(template, seed=(seed + i) % INT64) for i in range(self.n)]
+    def _choices(self, first: Sampling) -> list[Sampling]:
+        """Each of the n choices, of which the first is given, with a seed of its own."""
+        return [msgspec.structs.replace(first, seed=(first.seed + i) % INT64) for i in range(self.n)]
 
-    def _temperature(self, facts: Facts) -> float:
-        value = _default(self.temperature, "temperature", facts, 1.0)
-        _require(
-            *("temperature", value, (math.isfinite(value), "a finite number")),
-            *((value >= 0, "non-negative"), (value <= 2, "in [0, 2]")),
-        )
-        return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
-
-    def _top_p(self, facts: Facts) -> float:
-        value = _default(self.top_p, "top_p", facts, 1.0)
-        return _require("top_p", value, (0 < value <= 1, "in (0, 1]"))
-
-    def _top_k(self, facts: Facts) -> int:
-        value = int(_default(self.top_k, "top_k", facts, 0))
-        _require("top_k", value, (value >= -1, "0 (disable), or at least 1"))
-        return 0 if value == -1 or value >= facts.vocab_size else value
-
-    def _min_p(self, facts: Facts) -> float:
-        value = _default(self.min_p, "min_p", facts, 0.0)
-        return _require("min_p", value, (0 <= value <= 1, "in [0, 1]"))
-
-    def _repetition_penalty(self, facts: Facts) -> float:
-        value = _default(self.repetition_penalty, "repetition_penalty", facts, 1.0)
-        within = 1 / MAX_REPETITION <= value <= MAX_REPETITION
-        return _require(
-            "repetition_penalty",
-            value,
-            (math.isfinite(value), "a finite number"),
-            (value > 0, "greater than zero"),
-            (within, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]"),
-        )
+    def _numbers(self, facts: Facts) -> dict[str, float]:
+        """The parameters that are numbers, as asked for or by default, each within its range."""
+        found: dict[str, float] = {}
+        for (name, (neutral, ranges)), asked in zip(_NUMBERS.items(), _asked_numbers(self), strict=True):
+            value = facts.defaults.get(name, neutral) if asked is None else asked
+            for least, most, words in ranges:
+                if not least <= value <= most:
+                    raise invalid(name, f"{name} must be {words}, got {value}.", value)
+            found[name] = value
+        return found
 
     def _seed(self) -> int:
         if self.seed is None or self.seed == -1:
             return secrets.randbits(63)
         if not -INT64 <= self.seed < INT64:
             raise invalid("seed", f"seed must fit in 64 bits, got {self.seed}.", self.seed)
-        return self.seed
+        return self.seed % INT64
 
     def _max_tokens(self, facts: Facts, prompt_len: int) -> int:
         asked, room = self.max_tokens, facts.room_for_answer(prompt_len)
         if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
-        _require("max_tokens", asked, (asked >= 1, "at least 1"))
+        if asked < 1:
+            raise invalid("max_tokens", f"max_tokens must be at least 1, got {asked}.", asked)
         if asked > facts.max_model_len:
             raise invalid(
                 "max_tokens",
@@ -229,12 +243,15 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             )
         return min(asked, room)
 
-    def _min_tokens(self, max_tokens: int) -> int:
-        asked, within = self.min_tokens, f"less than or equal to max_tokens={max_tokens}"
-        _require(
-            "min_tokens", asked, (asked >= 0, "greater than or equal to 0"), (asked <= max_tokens, within)
-        )
-        return asked
+    def _check_min_tokens(self, max_tokens: int) -> None:
+        asked = self.min_tokens
+        if not 0 <= asked <= max_tokens:
+            rule = (
+                "greater than or equal to 0"
+                if asked < 0
+                else f"less than or equal to max_tokens={max_tokens}"
+            )
+            raise invalid("min_tokens", f"min_tokens must be {rule}, got {asked}.", asked)
 
     def _check_stops(self, facts: Facts) -> None:
         limits, stop = facts.limits, self.stop_strings
@@ -253,12 +270,6 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
                 f"stop strings may hold at most {limits.stop_bytes} bytes together, got {size}.", "stop"
             )
 
-    def _stop_token_ids(self, facts: Facts) -> tuple[int, ...]:
-        ids = self.stop_token_ids or []
-        facts.check_token_ids(ids, "stop_token_ids")
-        ends = () if self.ignore_eos else facts.eos_token_ids
-        return tuple(dict.fromkeys((*ends, *ids)))
-
     def _logit_bias(self, facts: Facts) -> dict[int, float]:
         bias = self.logit_bias or {}
         if len(bias) > facts.limits.logit_bias:
@@ -272,14 +283,12 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return bias
 
     def _allowed(self, facts: Facts) -> tuple[int, ...]:
-        if self.allowed_token_ids is None:
-            return ()
-        if not self.allowed_token_ids:
+        ids = self.allowed_token_ids
+        if not ids:
             raise BadRequest("allowed_token_ids is not None and empty!", "allowed_token_ids")
-        size = facts.vocab_size
-        if any(not 0 <= id < size for id in self.allowed_token_ids):
+        if min(ids) < 0 or max(ids) >= facts.vocab_size:
             raise BadRequest("allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids")
-        return tuple(dict.fromkeys(self.allowed_token_ids))
+        return tuple(dict.fromkeys(ids))
 
 
 def _check_entries(resolved: Sampling, answers: int, facts: Facts) -> None:
@@ -311,27 +320,12 @@ def _check_arguments(arguments: dict[str, Any], facts: Facts) -> dict[str, Any]:
     return arguments
 
 
-def _default(value: float | None, name: str, facts: Facts, neutral: float) -> float:
-    return value if value is not None else facts.defaults.get(name, neutral)
-
-
-def _require(name: str, value: float, *rules: tuple[bool, str]) -> float:
-    """The value, or the refusal by the first rule that does not hold for it."""
-    for holds, rule in rules:
-        if not holds:
-            raise invalid(name, f"{name} must be {rule}, got {value}.", value)
-    return value
-
-
-def _penalty(name: str, value: float) -> float:
-    return _require(name, value, (-2 <= value <= 2, "in [-2, 2]"))
-
-
 def check_logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int | None:
     """The number of logprobs to report; -1 is the whole vocabulary. Too many are refused by `name`."""
     if asked is None:
         return None
-    _require(name, asked, (asked >= -1, "non-negative or -1"))
+    if asked < -1:
+        raise invalid(name, f"{name} must be non-negative or -1, got {asked}.", asked)
     count = facts.vocab_size if asked == -1 else asked
     if facts.max_logprobs != -1 and count > facts.max_logprobs:
         raise invalid(

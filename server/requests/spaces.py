@@ -27,6 +27,8 @@ _NAMED = 3
 """The parts for which an operator's name stands."""
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _HEAD_DIGITS, _PART_DIGITS = 16, 8
+_MOST_KEPT = 256
+"""The spaces of a model that are kept: requests name few, but a client may write many prompts."""
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -38,14 +40,15 @@ class Space(msgspec.Struct, frozen=True):
     """All parts, by their names."""
     name: str | None = None
     """The operator's name for the first three."""
+    text: str = ""
+    """Its name in answers: the head, and the parts that the head does not name."""
 
     @property
     def head(self) -> str:
         return self.name or self.digest
 
     def __str__(self) -> str:
-        shown = PARTS[_NAMED:] if self.name else PARTS
-        return ".".join([self.head, *(f"{part}-{self.parts[part]}" for part in shown)])
+        return self.text
 
     def differences(self, asked: str) -> list[str]:
         """What of the asked space differs from this one; what it leaves out may be anything.
@@ -80,6 +83,15 @@ def find_space(facts: Facts, params: Pooling, prompt: str = NONE, values: str = 
 
     `prompt` is what `prompt_part` or one like it says of how texts were read.
     """
+    asked = (params.task, params.query, params.use_activation, params.dimensions, prompt, values)
+    if asked not in facts.spaces:
+        if len(facts.spaces) >= _MOST_KEPT:
+            facts.spaces.clear()
+        facts.spaces[asked] = _make_space(facts, params, prompt, values)
+    return facts.spaces[asked]
+
+
+def _make_space(facts: Facts, params: Pooling, prompt: str, values: str) -> Space | None:
     made = facts.ready.worker.vectors.get(params.task)
     if made is None:
         return None
@@ -89,19 +101,20 @@ def find_space(facts: Facts, params: Pooling, prompt: str = NONE, values: str = 
         pooling = "static"
     weights, reading = made.digest, facts.reading_digest
     normalized = made.normalized if params.use_activation is None else params.use_activation
+    digest, name = _digest(weights, reading, steps, pooling)[:_HEAD_DIGITS], facts.space_name
+    parts = {
+        "weights": weights[:_PART_DIGITS],
+        "tokenizer": reading[:_PART_DIGITS],
+        "steps": steps,
+        "pooling": pooling,
+        "prompt": prompt,
+        "normalized": "yes" if normalized else "no",
+        "dimensions": str(params.dimensions or made.dimensions),
+        "values": values,
+    }
+    shown = PARTS[_NAMED:] if name else PARTS
     return Space(
-        _digest(weights, reading, steps, pooling)[:_HEAD_DIGITS],
-        {
-            "weights": weights[:_PART_DIGITS],
-            "tokenizer": reading[:_PART_DIGITS],
-            "steps": steps,
-            "pooling": pooling,
-            "prompt": prompt,
-            "normalized": "yes" if normalized else "no",
-            "dimensions": str(params.dimensions or made.dimensions),
-            "values": values,
-        },
-        facts.space_name,
+        digest, parts, name, ".".join([name or digest, *(f"{part}-{parts[part]}" for part in shown)])
     )
 
 

@@ -94,6 +94,13 @@ class TimingReport(msgspec.Struct, kw_only=True):
     """The time to the first token, or to all vectors, that the engine expected when the request arrived."""
 
 
+_SERVER_TIMING = b", ".join(
+    name + b";dur=%.3f"
+    for name in (b"tokenize", b"queue", b"prefill", b"decode", b"answer", b"compute", b"total")
+)
+"""The header Server-Timing, with a place for each of the durations of a request."""
+
+
 class RequestTimes(EngineTimes):
     """The times of one HTTP request, from the moment at which its head is read."""
 
@@ -130,8 +137,10 @@ class RequestTimes(EngineTimes):
         """The headers of a whole answer; there are none if the engine was not asked."""
         if not self._submitted:
             return []
-        durations = ", ".join(f"{name};dur={duration:.3f}" for name, duration in self._durations().items())
-        return [(b"server-timing", durations.encode()), *self.expected_header()]
+        told: RawHeaders = [(b"server-timing", _SERVER_TIMING % tuple(self._durations().values()))]
+        if self.expected is not None:
+            told += self.expected_header()
+        return told
 
     def named_headers(self) -> RawHeaders:
         """A header for each time that the engine has reported, and for the cached tokens."""

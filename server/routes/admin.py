@@ -12,11 +12,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.access.request_state import state_of
+from server.access.request_state import path_of, state_of
 from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, require_json
-from server.http.error_answers import path_of
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, TIMEOUT, Caller, limits_of
-from server.access.request_state import state_of
+from server.access.request_state import path_of, state_of
 from server.errors import (
     ANTHROPIC,
     OLLAMA,
@@ -33,11 +33,11 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
-from server.http.error_answers import CLIENT_GONE, error_response, path_of
+from server.http.error_answers import CLIENT_GONE, error_response
 from server.http.middleware import DEEP
 from server.http.multipart import FormReader
 from server.http.peeked_form import peeked_form
-from server.http.sse import OPEN_AFTER, ClientGone, encode, on_one_line, while_connected
+from server.http.sse import OPEN_AFTER, ClientWatch, encode, on_one_line
 from server.options.server_flags import AccessOptions
 from server.reading.body_table import EMBEDDINGS
 from server.reading.endpoint_table import BY_PATH
@@ -88,7 +88,7 @@ class ModelChoice:
             await self._answer(scope, receive, send, path)
         except ApiError as error:
             await error_response(error, path)(scope, receive, send)
-        except (ClientGone, ClientDisconnect):
+        except ClientDisconnect:
             await Response(status_code=CLIENT_GONE)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
@@ -134,8 +134,8 @@ class ModelChoice:
         BODY_MEMORY.taken += held
         async with AsyncExitStack() as stack:
             try:
-                waits = self._wait(scope, receive, stack, named, answer)
-                await (waits if recorded else while_connected(receive, waits))
+                with nullcontext() if recorded else ClientWatch(receive):
+                    await self._wait(scope, receive, stack, named, answer)
                 if (task := task_asked(path, asked)) is not None:
                     adapters: ServedAdapters | None = request.frontend.adapters
                     own = adapters and adapters.of_task(named.adapter or None, task)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Message
 
+from server.access.request_state import state_of
 from server.http.connection.bodies import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.sse import encode
@@ -159,8 +160,9 @@ async def post_root(request: Request) -> Response:
         return {"type": "http.request", "body": raw, "more_body": False}
 
     path = _path_for(raw, frontend_of(request).facts)
-    headers = [*request.scope["headers"], (DIALECT, b"tei")]
-    return await _ENDPOINTS[path].respond(Request({**request.scope, "headers": headers}, receive))
+    state = state_of(request.scope)
+    state.head = {**state.head, DIALECT: b"tei"}
+    return await _ENDPOINTS[path].respond(Request(request.scope, receive), state)
 
 
 def _path_for(raw: bytes, facts: Facts) -> str:

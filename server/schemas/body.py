@@ -62,7 +62,7 @@ def read_sources(
     sources = cast("list[Any]", value if several else [value])
     if len(sources) > most:
         raise too_many(field, most, entries, len(sources))
-    if not (all(isinstance(one, str) for one in sources) or all(map(is_ids, sources))):
+    if {*map(type, sources)} != {str} and not all(map(is_ids, sources)):
         raise PydanticCustomError(f"{field}_type", shapes)
     return sources
 
@@ -266,18 +266,14 @@ def read_json(raw: bytes, validate: Callable[..., Any], context: object = None) 
     """The validated body. `context` is what the body's own checks are told: IGNORES_UNKNOWN, or nothing."""
     if not raw:
         raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
-    content = _decode(raw)
+    try:
+        content = _parse(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        content = _decode_slowly(raw)
     try:
         return validate(content, from_attributes=True, context=context)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
-
-
-def _decode(raw: bytes) -> object:
-    try:
-        return _parse(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _decode_slowly(raw)
 
 
 def _decode_slowly(raw: bytes) -> object:

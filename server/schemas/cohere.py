@@ -64,7 +64,8 @@ class CohereRequest(Body):
 
     @model_validator(mode="after")
     def check_one_input(self) -> Self:
-        check_cache_salt(self.cache_salt)
+        if self.cache_salt is not None:
+            check_cache_salt(self.cache_salt)
         if sum(map(bool, (self.texts, self.inputs, self.images))) != 1:
             raise BadRequest(
                 "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", "texts"

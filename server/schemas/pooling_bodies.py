@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
 from server.requests.pooling import (
+    NO_TRUNCATION,
     QUERIES,
     PoolingParams,
     Source,
@@ -37,7 +38,7 @@ from server.schemas.body import (
 )
 from server.schemas.messages import Message, Messages, TemplateOptions, picture_alone
 from server.schemas.sampling_fields import RequestBody, Usage
-from server.schemas.vendor_bodies.jina import read_jina
+from server.schemas.vendor_bodies.jina import JINA, read_jina
 from worker.protocol import Task
 
 _SHAPES = (
@@ -80,7 +81,7 @@ class PoolingBody(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def read_old_names(cls, body: object) -> object:
-        if not isinstance(body, dict) or not any(name in body for name in _OLD_NAMES):
+        if not isinstance(body, dict) or body.keys().isdisjoint(_OLD_NAMES):
             return body
         given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
         if len({value for value in given.values() if isinstance(value, bool)}) > 1:
@@ -90,6 +91,8 @@ class PoolingBody(RequestBody):
         return {**rest, "use_activation": next(iter([*wrong, *given.values()]), None)}
 
     def truncation(self, facts: Facts) -> Truncation:
+        if self.truncate_prompt_tokens is None:
+            return NO_TRUNCATION
         return Truncation.from_request(self.truncate_prompt_tokens, self.truncation_side, facts)
 
 
@@ -210,7 +213,7 @@ class VectorsBody(TextBody):
     outputs: Outputs | None = optional(OUTPUTS_TEXT)
 
     @model_validator(mode="after")
-    def check_prompt(self) -> Self:
+    def check_vectors(self) -> Self:
         if self.prompt_name is not None and self.input_type is not None:
             field = self.purpose_field
             raise BadRequest(f"`prompt_name` and `{field}` both choose the prompt; give one.", field)
@@ -219,10 +222,10 @@ class VectorsBody(TextBody):
             raise BadRequest(
                 "Prompts are written before texts only, not before ids or messages.", "prompt_name"
             )
-        return self
-
-    @model_validator(mode="after")
-    def check_pictures(self) -> Self:
+        if self.encoding_format == "float" and self.embed_dtype.startswith("fp8"):
+            raise BadRequest(
+                "Numbers of 8 bits are for the encoding formats base64, bytes and bytes_only.", "embed_dtype"
+            )
         if self.modality == "image" and not all(isinstance(url, str) for url in self.input or [0]):
             raise BadRequest("With the modality image, `input` is a URL or a list of URLs.", "input")
         return self
@@ -231,14 +234,6 @@ class VectorsBody(TextBody):
         if self.modality == "text":
             return super().conversations()
         return [picture_alone(url) for url in self.input or [] if isinstance(url, str)]
-
-    @model_validator(mode="after")
-    def check_encoding(self) -> Self:
-        if self.encoding_format == "float" and self.embed_dtype.startswith("fp8"):
-            raise BadRequest(
-                "Numbers of 8 bits are for the encoding formats base64, bytes and bytes_only.", "embed_dtype"
-            )
-        return self
 
     def prompt(self, task: Task, facts: Facts) -> str:
         if self.input_type is not None:
@@ -277,7 +272,11 @@ class EmbeddingRequest(VectorsBody):
     @model_validator(mode="before")
     @classmethod
     def read_jina(cls, body: object) -> object:
-        return read_jina(body) if isinstance(body, dict) else body
+        given = body.get("input") if isinstance(body, dict) else None
+        holds = isinstance(given, list) and given and isinstance(given[0], dict)
+        if isinstance(body, dict) and (holds or not body.keys().isdisjoint(JINA)):
+            return read_jina(body)
+        return body
 
     task: Text | None = optional("Jina's word for `input_type`: retrieval.query, retrieval.passage, ...")
 

@@ -94,8 +94,8 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _CACHE_SALT = re.compile(r"[^@/\\\x00]{1,128}")
 
 
-def check_cache_salt(salt: str | None) -> None:
-    if salt is not None and not _CACHE_SALT.fullmatch(salt):
+def check_cache_salt(salt: str) -> None:
+    if not _CACHE_SALT.fullmatch(salt):
         raise BadRequest(
             "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', "
             "or NUL. It must not be empty either.",
@@ -169,7 +169,8 @@ class RequestBody(Body):
 
     @model_validator(mode="after")
     def check_salt(self) -> Self:
-        check_cache_salt(self.cache_salt)
+        if self.cache_salt is not None:
+            check_cache_salt(self.cache_salt)
         return self
 
     @property
@@ -311,7 +312,7 @@ class GenerationBody(RequestBody, StructuredBody):
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             bad_words=self.bad_words,
-            logit_bias=_by_token_id(self.logit_bias or {}),
+            logit_bias=_by_token_id(self.logit_bias) if self.logit_bias else {},
             allowed_token_ids=self.allowed_token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

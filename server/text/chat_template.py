@@ -183,11 +183,11 @@ class ChatTemplate:
         where `kwargs` has none. `quoted` are further words that are ordinary text where users write them;
         `divides` is False for a text that is no message.
         """
-        messages = [_with_arguments(message) for message in messages]
+        messages = [_with_arguments(each) if "tool_calls" in each else each for each in messages]
         if divides:
             said = (messages, tools, documents, kwargs)
             for divider in filter(None, (self.divider, divider_of(frozenset(quoted)))):
-                said = tuple(map(divider.divide, said))
+                said = tuple([each and divider.divide(each) for each in said])
             messages, tools, documents, kwargs = said
         compiled = self._compile(template, with_tools=tools is not None)
         asked = content_format or self._format

@@ -70,12 +70,23 @@ class TextDivider:
             clean = self._normalize is None and not self._has_word(value)
             return value if clean else self._divided([value])[0]
         if isinstance(value, dict):
-            return {self.divide(key): self.divide(each) for key, each in value.items()}
+            return dict(zip(self._divide_each(value), self._divide_each(value.values()), strict=True))
         if isinstance(value, list):
             if len(value) > 1 and any(map(_is_text, value)):
                 return self._divide_parts(value)
-            return [self.divide(each) for each in value]
+            return self._divide_each(value)
         return value
+
+    def _divide_each(self, values: Iterable[Any]) -> list[Any]:
+        """Returns several values with marks. Short texts without words, as most are, cost no call each."""
+        found, search = list(values), self._any.search
+        for place, each in enumerate(found):
+            if each is None or (
+                type(each) is str and self._normalize is None and len(each) < _SHORT and not search(each)
+            ):
+                continue
+            found[place] = self.divide(each)
+        return found
 
     def _divide_parts(self, parts: list[Any]) -> list[Any]:
         """Returns the parts of a content, which a template may write one behind the other."""

@@ -73,7 +73,10 @@ class ByteText:
     def push(self, ids: Iterable[int]) -> str:
         if self._strip:
             return self._push_first(list(ids))
-        return self._decode(b"".join(map(self._lookup, ids)))
+        data = self._begun + b"".join(map(self._lookup, ids))
+        text, used = codecs.utf_8_decode(data, self._errors, False)
+        self._begun = data[used:]
+        return text
 
     def _push_first(self, ids: list[int]) -> str:
         """Drops the space that SentencePiece writes before the first word of a text."""
@@ -83,17 +86,13 @@ class ByteText:
                 spaces = len(data) - len(data.lstrip(b" "))
                 data = data[min(spaces, self._strip) if self._strip > 0 else spaces :]
                 self._strip = 0
-                return self._decode(data) + self.push(ids[i + 1 :])
+                self._begun = data
+                return self.push(ids[i + 1 :])
         return ""
 
     def flush(self) -> str:
-        return self._decode(b"", final=True)
-
-    def _decode(self, data: bytes, *, final: bool = False) -> str:
-        data = self._begun + data
-        text, used = codecs.utf_8_decode(data, self._errors, final)
-        self._begun = data[used:]
-        return text
+        data, self._begun = self._begun, b""
+        return codecs.utf_8_decode(data, self._errors, True)[0]
 
 
 class MarkedText:

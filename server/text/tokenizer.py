@@ -281,7 +281,7 @@ class Tokenizer:
         if self._decoding is None:
             return WindowText(self._decode_all, lambda id: id not in hidden, prompt[-WindowText.LOOK_BACK :])
         lookup = self._visible_bytes if skip_special_tokens else self._bytes
-        at_start = all(id in hidden for id in prompt)
+        at_start = self._decoding.strip != 0 and all(id in hidden for id in prompt)
         return ByteText(self._decoding, lookup.__getitem__, at_start=at_start)
 
     def token_bytes(self, id: int) -> bytes:

@@ -110,7 +110,8 @@ async def read_body(
             if not message.get("more_body", False):
                 return body
     finally:
-        memory.give_back(taken)
+        if taken:
+            memory.give_back(taken)
 
 
 class TakesMedia(Protocol):

@@ -7,7 +7,9 @@ it becomes. What is refused here is answered in the shape of all our errors, and
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -22,9 +24,9 @@ from server.access.request_state import state_of
 from server.errors import ApiError
 from server.http.connection import limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
-from server.http.connection.proxies import TrustedProxies
+from server.http.connection.heads import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
-from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
+from server.http.connection.sockets import bytes_taken, unread_bytes
 
 Wait = Literal[
     "nothing", "first byte", "head", "body", "rest of body", "next request", "reader", "to be closed"
@@ -260,7 +262,14 @@ class Connection(HttpToolsProtocol):
         self._on_flow = on_flow
         if not self._streams:
             self._streams = True
-            expect_stream(self.transport)
+            # What waits for this reader is bounded more closely.
+            self.transport.set_write_buffer_limits(limits.MAX_PENDING_OF_STREAM)
+            client = self.transport.get_extra_info("socket")
+            if hasattr(socket, "TCP_NOTSENT_LOWAT") and client is not None:
+                with suppress(OSError):  # it is a Unix socket
+                    client.setsockopt(
+                        socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limits.MAX_UNSENT_OF_STREAM
+                    )
 
     # DeadlineTimer.
 

@@ -122,15 +122,6 @@ def _time_of(file: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_ino
 
 
-def expect_stream(transport: asyncio.Transport) -> None:
-    """Bounds more closely what waits for the reader of this connection."""
-    transport.set_write_buffer_limits(limits.MAX_PENDING_OF_STREAM)
-    connection = transport.get_extra_info("socket")
-    if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection is not None:
-        with suppress(OSError):  # it is a Unix socket
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limits.MAX_UNSENT_OF_STREAM)
-
-
 def unread_bytes(transport: asyncio.Transport) -> int:
     """Bytes that were written to a connection and that its client's system has not taken.
 

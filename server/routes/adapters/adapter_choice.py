@@ -9,13 +9,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.request_state import state_of
+from server.access.request_state import path_of, state_of
 from server.errors import ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
-from server.http.error_answers import CLIENT_GONE, error_response, path_of
-from server.http.sse import ClientGone, while_connected
+from server.http.error_answers import CLIENT_GONE, error_response
+from server.http.sse import ClientWatch
 from server.routes.model_choice import (
     MODEL_PATHS,
     RECORDINGS,
@@ -46,7 +46,7 @@ class AdapterChoice:
             await self._choose(adapters, scope, receive, raw)
         except ApiError as error:
             return await error_response(error, path)(scope, receive, send)
-        except (ClientDisconnect, ClientGone):
+        except ClientDisconnect:
             return await Response(status_code=CLIENT_GONE)(scope, receive, send)
         await self._app(scope, with_body(raw, receive), send)
 
@@ -60,11 +60,12 @@ class AdapterChoice:
             state_of(scope).frontend = frontend
             return
         until = latest_begin(scope, self._frontend.config.access)
-        looking = asyncio.wait_for(adapters.look_for(str(named)), until and until - time.monotonic())
         held = len(raw) if len(raw) > ALWAYS_READ else 0
         BODY_MEMORY.taken += held
         try:
-            state_of(scope).frontend = await while_connected(receive, looking)
+            with ClientWatch(receive):
+                seconds = until and until - time.monotonic()
+                state_of(scope).frontend = await asyncio.wait_for(adapters.look_for(str(named)), seconds)
         except TimeoutError:
             raise has_waited() from None
         finally:

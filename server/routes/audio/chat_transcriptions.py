@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
 
 from server.access.request_state import state_of
-from server.http.sse import ClientGone, json_response, while_connected
+from server.http.sse import ClientWatch, json_response
 from server.media.inline_files import InlineFiles
 from server.media.media_parts import MediaFile
 from server.reading.body_table import CHAT
@@ -44,15 +43,10 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     state.reading, state.inline_files = CHAT, (files := InlineFiles())
     chat = _conversation(form, spoken, files.add(MediaFile(file)))
 
-    async def respond() -> Response:
+    with ClientWatch(request.receive):
         call = await begin_conversation(request, chat, chat, "trsc-")
         heard = _Heard(request, form, call, SpokenText("" if form.language else spoken.mark))
         return call.stream(heard.events()) if form.stream else await heard.whole()
-
-    try:
-        return await while_connected(request.receive, respond())
-    except ClientGone:
-        raise ClientDisconnect from None
 
 
 class _Heard:

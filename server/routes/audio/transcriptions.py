@@ -22,7 +22,7 @@ from server.frontend.frontend import Frontend
 from server.frontend.transcriber import Transcriber
 from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
-from server.http.sse import ClientGone, EventStream, json_response, while_connected
+from server.http.sse import ClientWatch, EventStream, json_response
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.media.failures import FULL_TEMPORARY
 from server.routes.audio.chat_transcriptions import hear
@@ -94,16 +94,11 @@ async def _respond(request: Request, task: str) -> Response:
             return await hear(request, form, file, translates=task == TRANSLATE)
         asked = transcriber.read(form, task, frontend.facts, frontend.tokenizer)
 
-        async def respond() -> Response:
+        with ClientWatch(request.receive):
             opened = transcriber.opened(upload, digest, state_of(request.scope).caller.owner)
             recording = await stack.enter_async_context(opened)
             call = _Call(request, transcriber, form, asked, recording)
             return call.stream(stack.pop_all()) if form.stream else await call.whole()
-
-        try:
-            return await while_connected(request.receive, respond())
-        except ClientGone:
-            raise ClientDisconnect from None
 
 
 async def _receive(request: Request, form: FormReader, upload: TemporaryPath, most: int) -> bytes:

@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.access.request_state import state_of
+from server.access.request_state import path_of, state_of
 from server.errors import HttpError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, require_ready
-from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format

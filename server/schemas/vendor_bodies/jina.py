@@ -46,7 +46,7 @@ JINA = {"task": _purpose, "embedding_type": _encoding, "truncate": cut}
 
 def read_jina(body: dict[str, Any]) -> dict[str, Any]:
     """The body with our fields in the place of Jina's. If ours is given, too, it holds."""
-    if not any(name in JINA for name in body):
+    if body.keys().isdisjoint(JINA):
         return _read_inputs(body)
     ours: dict[str, Any] = {}
     for name, value in body.items():

@@ -11,8 +11,7 @@ import pytest
 from fake_connection import FakeClock
 
 from server.access import keyring
-from server.access.key_file import Key
-from server.access.keyring import QUIET_SECONDS, FollowedKeyFile
+from server.access.key_file import QUIET_SECONDS, FollowedKeyFile, Key
 
 LONG = 60.0
 

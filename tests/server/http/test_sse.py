@@ -1,15 +1,19 @@
 """Answers that end early when their client goes away."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from server.errors import Unavailable
 from server.http import sse
-from server.http.sse import ClientGone, while_connected
+from server.http.sse import ClientWatch
+
+T = TypeVar("T")
 
 
 class Client:
@@ -23,6 +27,11 @@ class Client:
         self.watched += 1
         await self.left.wait()
         return {"type": "http.disconnect"}
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    with ClientWatch(receive):
+        return await work
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +63,7 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
         finally:
             ended = True
 
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         await while_connected(client.receive, work())
     assert ended
     task = asyncio.current_task()
@@ -66,7 +75,7 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
 async def test_a_client_that_left_before_anybody_watched() -> None:
     client = Client()
     client.left.set()
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         await while_connected(client.receive, asyncio.sleep(60))
 
 

@@ -12,7 +12,7 @@ from transformers import CLIPImageProcessorPil
 from models.media.files import MediaFiles
 from models.media.item import MediaError, Prepared, Processor
 from models.media.registry import make_processor
-from server.media.image_embeds import read_encoded
+from server.media.preparing_job import read_encoded
 
 WIDTH = 5
 CLIP = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
