@@ -196,11 +196,9 @@ class Admissions:
 
     def most_for(self, caller: Caller) -> int:
         """The most sequences that a caller may have here at once, if it has a queue of its own."""
-        return (
-            self.most
-            if caller.max_queued is None
-            else max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
-        )
+        if caller.max_queued is None:
+            return self.most
+        return max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
 
     def _owner(self, caller: Caller) -> Owner:
         return self._owners.get(caller.owner) or Owner(caller.owner)
@@ -255,8 +253,7 @@ class Admissions:
     def _give(self, caller: Caller, count: int, to: Admission | None = None) -> Admission:
         """Gives so many more places to a request, or to a new one of this caller."""
         if to is None:
-            owner = self._owners.get(caller.owner) or Owner(caller.owner)
-            self._owners[caller.owner] = owner
+            owner = self._owners[caller.owner] = self._owners.get(caller.owner) or Owner(caller.owner)
             owner.weight = caller.weight
             to = Admission(self, caller, owner)
             owner.admissions[to] = None
@@ -396,7 +393,6 @@ class Admissions:
 
 
 def _seconds(owners: Collection[Owner], rates: Rates) -> float:
-    """The time that an engine of these rates takes for all that these have here."""
     return rates.seconds(sum([each.prompts for each in owners]), sum([each.answers for each in owners]))
 
 
