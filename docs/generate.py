@@ -9,11 +9,11 @@ from typing import Any
 
 from rooms_picture import picture
 
-from server.app import openapi_schema
 from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FLAGS
 from server.options.option_parsing import Option, flag_of
 from server.options.parse_server_options import OPTIONS
 from server.page.api_page import about, body_models, fields_of, operations
+from server.run.app import openapi_schema
 
 HERE = Path(__file__).parent
 

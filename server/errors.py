@@ -28,7 +28,9 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import cast
+from typing import Literal, cast
+
+import msgspec
 
 from engine_core.protocol import Failed
 from engine_core.reason_codes import DEADLINE, QUARANTINED, SENTENCES, Reason
@@ -237,3 +239,58 @@ def anthropic_error(status: int, message: str) -> dict[str, object]:
     """An error as Anthropic's API says it. Whatever cannot be answered now is overloaded."""
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The state of the server, in the words of its health routes."""
+
+    state: Literal["ready", "loading", "restarting", "stalled", "draining", "asleep", "dead"]
+    """While it is restarting or stalled, requests are let in, and wait for an engine that makes progress."""
+    reason: Reason | Literal[""] = ""
+    """Why it is not ready."""
+    stage: str = ""
+    """One of start, download, import, weights, cache, warmup; or tokenizer, while only that is missing."""
+    fraction: float = 1.0
+    """The part of this stage that is done, 0 to 1."""
+    since: float = 0.0
+    """The time at which requests began to wait, on the monotonic clock, if they do."""
+    refuses: bool = False
+    """Whether it takes no new requests. Until it does, load balancers have time to notice that it drains."""
+
+    def raise_if_refused(self) -> None:
+        """Raises Unavailable if requests are refused now."""
+        if self.reason and self.refuses:
+            message, seconds = SENTENCES[self.reason], 5 if self.state == "draining" else 10
+            if self.state == "loading":
+                stage = f"stage {self.stage}, {self.fraction:.0%}"
+                message = f"The model is still loading ({stage}). GET /ready tells when it is done."
+                seconds = 2
+            raise Unavailable(message, retry_after=seconds, reason=self.reason)
+
+
+READY = Status("ready")
+ASLEEP = Status("asleep", "asleep", fraction=0.0, refuses=True)
+
+
+def loading(stage: str, fraction: float) -> Status:
+    return Status("loading", "loading", stage, fraction, refuses=True)
+
+
+def refuse_for_sources(**fields: bool) -> None:
+    """Refuses the first field that is asked for; all of them are about prompts that are continued."""
+    if asked := [name for name, is_asked in fields.items() if is_asked]:
+        raise BadRequest(
+            f"{asked[0]}: this model does not continue its prompt: an encoder reads it, and the answer is a "
+            "text of its own. Leave the field out.",
+            asked[0],
+        )
+
+
+def refuse_chats(known: object | None) -> None:
+    """Refuses conversations, if the model is known to read sources."""
+    if known is not None:
+        raise BadRequest(
+            "This model reads one text and writes another, and has no chats: POST /v1/completions with the "
+            "text as `prompt`.",
+            "messages",
+        )

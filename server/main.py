@@ -39,7 +39,7 @@ def _run(command: str) -> None:
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from server import commands  # imports much
+    from server.run import commands  # imports much
 
     try:
         signal.signal(signal.SIGINT, on_interrupt)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from engine_core.protocol import Ready
+from engine_core.protocol import Ready, Source
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
-from server.source_facts import SourceFacts
 from worker.protocol import Task
 
 Right = Literal[
@@ -213,6 +214,32 @@ class MediaFacts(msgspec.Struct, frozen=True):
             "audio_url": self.written,
             "video_url": self.video_written,
         }
+
+
+class SourceFacts(msgspec.Struct, frozen=True):
+    longest: int
+    """The most tokens of a prompt."""
+    start: tuple[int, ...]
+    """The tokens with which each answer begins, ahead of what is shown."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that the checkpoint wants in no answer."""
+
+    def source(self, tokens: list[int]) -> Source:
+        """A prompt as the encoder reads it."""
+        digest = hashlib.sha256(array("q", tokens).tobytes()).hexdigest()
+        return Source(digest, len(tokens), tokens=tokens)
+
+    def check_length(self, length: int) -> None:
+        if length == 0:
+            raise BadRequest("The encoder prompt cannot be empty", "prompt")
+        if length > self.longest:
+            raise invalid(
+                "input_tokens",
+                f"This model's encoder reads {self.longest} tokens at most. However, your prompt contains "
+                f"{length} input tokens. Please reduce the length of the input prompt, or have it cut with "
+                "truncate_prompt_tokens=-1.",
+                length,
+            )
 
 
 TAG = ":latest"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.commands import TERMINAL
 from server.options.foreign_options import VLLM_FLAGS
 from server.options.parse_server_options import OPTIONS, read
+from server.run.commands import TERMINAL
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -22,14 +22,13 @@ from engine_core.protocol import Failed, Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
-from server.errors import NoEngine, NotFound, Unavailable, from_engine
+from server.errors import ASLEEP, READY, NoEngine, NotFound, Status, Unavailable, from_engine, loading
 from server.frontend.beam_requests import BeamRequests
 from server.frontend.media_readers import open_inputs
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, admit_own
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.helpers.job_queue import Helpers
-from server.http.error_answers import ASLEEP, READY, Status, loading
 from server.media.media_cache import KeptItem as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts

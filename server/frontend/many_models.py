@@ -18,12 +18,11 @@ from engine_core.reason_codes import Reason
 from models.plain_files import ConfigError
 from server.access.client_identity import Caller
 from server.access.keyring import Access
-from server.errors import BadRequest, NoEngine, NotFound, Unavailable
+from server.errors import READY, BadRequest, NoEngine, NotFound, Status, Unavailable, loading
 from server.frontend.frontend import Frontend
 from server.frontend.model_engines import ModelEngines, ModelState
 from server.frontend.model_memory import ModelMemory, budget_for
 from server.frontend.model_set import ModelSet, Slot
-from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
 from server.model_facts import ANY_MODEL, TAG
 from server.options.model_list import ModelEntry

@@ -26,7 +26,7 @@ from server.frontend.adapters import ServedAdapters, open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
-from server.http.connection.bodies import BODY_MEMORY
+from server.helpers.memory import trim_heap
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, SPEECH, Facts
 from server.options.model_list import ModelEntry
@@ -168,7 +168,7 @@ class ModelEngines:
         self.close_client(state)
         _log.info("%s is unloaded", slot.name)
         served.__dict__.clear()  # its tokenizer goes now, and not when the collector finds it in a circle
-        await asyncio.to_thread(BODY_MEMORY.trim)
+        await asyncio.to_thread(trim_heap)
 
     async def taken_beside(self, loaded: Iterable[Slot[Frontend]]) -> int:
         running = [state for state in self.states.values() if state.address is not None]

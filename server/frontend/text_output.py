@@ -16,8 +16,8 @@ from engine_core.protocol import Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE
 from server.metrics.server_metrics import Metrics
+from server.model_facts import SourceFacts
 from server.requests.sampling_params import SamplingParams
-from server.source_facts import SourceFacts
 from server.text.detokenizer import MarkedText, StopStrings
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Sampling, TokenLogprobs

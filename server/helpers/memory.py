@@ -1,4 +1,4 @@
-"""How a helper process bounds the memory that it takes, and gives back what it does not need any more."""
+"""How processes bound the memory that they take, and give back what they do not need any more."""
 
 from __future__ import annotations
 
@@ -28,11 +28,31 @@ def resident() -> int:
     return _memory()[1]
 
 
-def give_back() -> int:
-    """Gives the allocator's free memory back to the system, and returns the bytes that are left."""
-    gc.collect()
+_M_TRIM_THRESHOLD = -1
+_MOST_FREE = 1 << 20
+"""The most bytes that are free at the end of the heap of a thread."""
+
+
+def bound_free_memory() -> None:
+    """Have the heaps of threads give back what is free at their ends: `malloc_trim` leaves it to them.
+
+    Each comes to keep up to 64 MiB otherwise: the bound grows with the largest piece that was freed.
+    """
+    system = ctypes.CDLL(None)
+    if hasattr(system, "mallopt"):  # only glibc has it
+        system.mallopt(_M_TRIM_THRESHOLD, _MOST_FREE)
+
+
+def trim_heap() -> None:
+    """Gives the allocator's free memory back to the system, where that is glibc's."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back() -> int:
+    """Gives all free memory back to the system, and returns the bytes that are left."""
+    gc.collect()
+    trim_heap()
     return resident()
 
 

@@ -1,53 +1,13 @@
-"""Errors in the shape of the API that was asked, and the server's state, which may refuse all."""
+"""Errors in the shape of the API that was asked."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine_core.reason_codes import SENTENCES, Reason
 from server.access.request_state import path_of
-from server.errors import ApiError, HttpError, Internal, Unavailable, error_body
-
-
-class Status(msgspec.Struct, frozen=True):
-    """The state of the server, in the words of its health routes."""
-
-    state: Literal["ready", "loading", "restarting", "stalled", "draining", "asleep", "dead"]
-    """While it is restarting or stalled, requests are let in, and wait for an engine that makes progress."""
-    reason: Reason | Literal[""] = ""
-    """Why it is not ready."""
-    stage: str = ""
-    """One of start, download, import, weights, cache, warmup; or tokenizer, while only that is missing."""
-    fraction: float = 1.0
-    """The part of this stage that is done, 0 to 1."""
-    since: float = 0.0
-    """The time at which requests began to wait, on the monotonic clock, if they do."""
-    refuses: bool = False
-    """Whether it takes no new requests. Until it does, load balancers have time to notice that it drains."""
-
-    def raise_if_refused(self) -> None:
-        """Raises Unavailable if requests are refused now."""
-        if self.reason and self.refuses:
-            message, seconds = SENTENCES[self.reason], 5 if self.state == "draining" else 10
-            if self.state == "loading":
-                stage = f"stage {self.stage}, {self.fraction:.0%}"
-                message = f"The model is still loading ({stage}). GET /ready tells when it is done."
-                seconds = 2
-            raise Unavailable(message, retry_after=seconds, reason=self.reason)
-
-
-READY = Status("ready")
-ASLEEP = Status("asleep", "asleep", fraction=0.0, refuses=True)
-
-
-def loading(stage: str, fraction: float) -> Status:
-    return Status("loading", "loading", stage, fraction, refuses=True)
-
+from server.errors import ApiError, HttpError, Internal, error_body
 
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left before the answer."""

@@ -17,7 +17,7 @@ from server.metrics.server_metrics import Metrics
 from server.offline.stat_loggers import MakeStatLogger, StatLoggers
 from server.options.media_options import MEDIA_KINDS, MediaOptions
 from server.options.server_flags import ServerConfig
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 from worker import logs
 
 UNLIMITED = 1 << 62

@@ -29,7 +29,7 @@ from server.requests.pooling import PoolingParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 from server.text.tokenizer import Tokenizer
 
 _UNSUPPORTED = ("arrival_time", "tokenization_kwargs", "trace_headers", "prompt_text")

@@ -48,7 +48,7 @@ from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
 from server.text.tokenizer import LONG_TEXT
 

@@ -26,7 +26,6 @@ from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.sse import DONE, EventStream, event
 from server.page.joined_scripts import join_scripts
-from server.routes.request_context import server_of
 
 SECONDS = 1.0
 """Seconds between two events of a stream."""
@@ -267,4 +266,4 @@ async def page_file(digest: str, name: str) -> Response:
 @events.get("/live/events")
 async def live_events(request: Request) -> Response:
     """Stream what the server does now, an event a second: its state, counts of tokens, steps, replicas."""
-    return EventStream(WATCH.begin(server_of(request)))
+    return EventStream(WATCH.begin(request.app.state.frontend))

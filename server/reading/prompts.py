@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import BadRequest, too_many
+from server.errors import BadRequest, refuse_chats, refuse_for_sources, too_many
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import (
     LaidMedia,
@@ -37,7 +37,6 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
 from server.schemas.sampling_fields import GenerationBody, RequestBody
 from server.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from server.source_facts import refuse_chats, refuse_for_sources
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
@@ -303,7 +302,7 @@ def encode_conversation(
     model whatever its tokens are."""
     check_text(written.text)
     if bounded:
-        context.tokenizer.check_text_length(written.plain_text, context.facts)
+        context.tokenizer.check_text_length(written.plain_text, context.facts.longest_prompt)
     special, media = add_special_tokens, context.facts.media
     if written.is_plain:
         return context.tokenizer.encode(written.text, special), []

@@ -7,11 +7,10 @@ from dataclasses import replace
 import msgspec
 
 from engine_core.client.in_flight import AddOptions
-from server.errors import BadRequest, invalid
+from server.errors import BadRequest, invalid, refuse_for_sources
 from server.model_facts import Facts
 from server.requests.beam_rounds import BeamParams, BeamRules
 from server.requests.sampling_params import SamplingParams
-from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
 
 _UNKNOWN = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -16,7 +17,7 @@ from engine_core.resolve_checkpoint import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import JINA_RANKING, PoolingConfig, read_pooling
-from server.model_facts import GENERATE, Facts, score_type
+from server.model_facts import GENERATE, Facts, SourceFacts, score_type
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import describe_format
 from server.output_parsing.parser_plugins import load_parsers
@@ -24,7 +25,6 @@ from server.requests.generation_config import read_defaults, read_generation_con
 from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
-from server.source_facts import SourceFacts, read_source_facts
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
@@ -174,3 +174,27 @@ def _score_template(tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingCo
     # Qwen3-Reranker comes with the chat template of the model that it was made of.
     is_qwen3_reranker = pooling.two_way and any(name.startswith("Qwen3") for name in model.architectures)
     return QWEN3_RERANKER if is_qwen3_reranker else None
+
+
+def read_source_facts(longest: int, fields: Mapping[str, object]) -> SourceFacts:
+    """Finds how answers begin. `fields`: of config.json, below those of generation_config.json."""
+    start = _ids(fields, "decoder_start_token_id") or _ids(fields, "bos_token_id")
+    if not start:
+        raise ConfigError(
+            "neither config.json nor generation_config.json has 'decoder_start_token_id', with which answers "
+            "begin: say it with --override-generation-config '{\"decoder_start_token_id\": 2}'"
+        )
+    banned = fields.get("bad_words_ids")
+    words = cast("list[object]", banned) if isinstance(banned, list) else []
+    alone = [word[0] for word in words if isinstance(word, list) and len(cast("list[object]", word)) == 1]
+    never = (*_ids({"bad_words_ids": alone}, "bad_words_ids"), *_ids(fields, "suppress_tokens"))
+    return SourceFacts(longest, (*start[:1], *_ids(fields, "forced_bos_token_id")[:1]), never)
+
+
+def _ids(fields: Mapping[str, object], name: str) -> tuple[int, ...]:
+    """The ids of a field that has one, or a list of them, or nothing."""
+    value = fields.get(name)
+    ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(id, int) and not isinstance(id, bool) for id in ids):
+        raise ConfigError(f"generation config: {name} must be a token id, or a list of them, got {value!r}")
+    return tuple(cast("list[int]", ids))

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.errors import BadRequest, invalid, too_many
+from server.errors import BadRequest, invalid, refuse_for_sources, too_many
 from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
 from server.requests.unsupported_parameters import UnsupportedSampling
-from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:

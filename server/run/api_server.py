@@ -21,7 +21,7 @@ from server.frontend.adapters import open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import open_memory
-from server.http.connection.bodies import bound_free_memory
+from server.helpers.memory import bound_free_memory
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
 from server.options.model_list import ModelEntry
@@ -29,7 +29,7 @@ from server.run import api_children as messages
 from server.run.api_children import NOTHING_LEFT, ApiConfig, Message
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.progress_page import ProgressWriter

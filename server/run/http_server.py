@@ -15,7 +15,6 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import State
 
-from server.app import create_app, early_admission
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.connection.connection import Connection, Shared
@@ -26,6 +25,7 @@ from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import RenewableTls
 from server.http.middleware import KEY_NAME
 from server.options.server_flags import ServerConfig
+from server.run.app import create_app, early_admission
 
 FLUSH_SECONDS = 3.0
 """Seconds for complete answers to reach their clients after all generation has ended."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 from server.terminal.server_client import Reply, ServerClient, ServerError, Unreachable
 from worker.logs import last_error
 

@@ -9,7 +9,7 @@ import pytest
 from deploy_tools import DEPLOY, ROOT, run, tool
 from packaging.requirements import Requirement
 
-from server.commands import BAD_USAGE, PORT_IN_USE
+from server.run.commands import BAD_USAGE, PORT_IN_USE
 
 IMAGES = [DEPLOY / "Dockerfile.cpu", DEPLOY / "Dockerfile.cuda"]
 LOCKS = [DEPLOY / "requirements.txt", DEPLOY / "torch.txt"]

@@ -30,7 +30,7 @@ from qwen_pictured import inputs
 from tokenizers import Tokenizer
 from transformers import CLIPImageProcessorPil
 
-from server.commands import run
+from server.run.commands import run
 from server.terminal.server_client import ServerClient, ServerError
 
 pytestmark = pytest.mark.turns(3)

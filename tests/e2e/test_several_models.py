@@ -17,7 +17,7 @@ from live import LONG, LiveServer, events, serving, wait_until
 from written_adapters import write_adapter
 
 from models.checkpoint.hub import DEMO
-from server.commands import run
+from server.run.commands import run
 from worker.host.machine import own_memory
 
 pytestmark = pytest.mark.turns(6)

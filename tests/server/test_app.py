@@ -9,11 +9,11 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from server.app import ROUTERS, create_app
 from server.frontend.frontend import Frontend
 from server.http.connection import bodies
 from server.http.endpoint import Endpoint
 from server.routes import admin
+from server.run.app import ROUTERS, create_app
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]

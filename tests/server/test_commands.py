@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server.commands import (
+from server.options.parse_server_options import parse
+from server.run.commands import (
     BAD_USAGE,
     FAILED,
     INTERRUPTED,
@@ -19,8 +20,7 @@ from server.commands import (
     is_open_to_others,
     shows_key,
 )
-from server.options.parse_server_options import parse
-from server.run.progress_bar import ProgressDisplay
+from server.terminal.progress_bar import ProgressDisplay
 
 COMMAND = [sys.executable, "-c", "from server.main import main; main()"]
 
@@ -56,7 +56,7 @@ def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -
 
 def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
     code = (
-        "from server import commands, main\n"
+        "from server.run import commands, main\n"
         "def read(*_, **__): raise KeyboardInterrupt\n"
         "commands.read = read\n"
         "main.main()"

@@ -13,11 +13,11 @@ from fake_api import make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend, vectors
 from live import refusal
 
-from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.options.plugin_options import PluginOptions
 from server.output_parsing import parser_plugins
 from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING_BY_NAME
+from server.run.app import create_app
 
 GetReady = Callable[..., Awaitable[Frontend]]
 

@@ -9,10 +9,10 @@ import pytest
 from fake_client import FakeClient
 
 from engine_core.protocol import ResetPrefixCache, Sleep
-from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.options.option_parsing import OptionError
 from server.options.parse_server_options import parse
+from server.run.app import create_app
 
 GetReady = Callable[..., Awaitable[Frontend]]
 SLEEPS = "--enable-sleep-mode"

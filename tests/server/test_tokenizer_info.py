@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.options.parse_server_options import parse
 from server.requests import checkpoint_facts
+from server.run.app import create_app
 
 GetReady = Callable[..., Awaitable[Frontend]]
 

@@ -13,12 +13,12 @@ from starlette.types import ASGIApp
 
 from engine_core.config import EngineConfig
 from server.access.keyring import Access
-from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.http import endpoint
 from server.options.server_flags import ServerConfig
 from server.reading.endpoint_table import BY_PATH
 from server.reading.prompts import ReadingOptions
+from server.run.app import create_app
 
 
 def make_app(frontend: FakeFrontend, *, work_folder: Path | None = None, **options: Any) -> ASGIApp:

@@ -26,16 +26,15 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.prompt_media import Media
 from engine_core.protocol import Pooled, Tokens
+from server import errors
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
-from server.errors import ApiError, NotFound
+from server.errors import ApiError, NotFound, Status
 from server.frontend.text_output import Delta, TextOutput
 from server.grammar_checks.grammar_job import AskedGrammar, check
 from server.grammars.form_grammar import AnswerGrammar
 from server.helpers.job_queue import Helpers
-from server.http import error_answers
-from server.http.error_answers import Status
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.media_reader import MediaReader
 from server.media.prompt import NO_MEDIA, LaidMedia, as_media
@@ -151,7 +150,7 @@ class FakeFrontend:
     folder: Path = Path("/nowhere")
     orders: OperatorCommands = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
-    status: Status = error_answers.READY
+    status: Status = errors.READY
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     timing: Timing | None = None
     """The times that the engine reports of each choice and of each text."""

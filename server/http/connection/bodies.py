@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from server.errors import TooLarge, Unavailable
+from server.helpers.memory import trim_heap
 from server.reading.endpoint_table import TABLE
 
 MAX_BODY = 16 << 20
@@ -28,34 +28,13 @@ TRIM_AFTER = 3.0
 """Seconds from a long body to the search for free memory, which takes up to some hundredths of one."""
 
 
-_M_TRIM_THRESHOLD = -1
-_MOST_FREE = 1 << 20
-"""The most bytes that are free at the end of the heap of a thread."""
-
-
-def bound_free_memory() -> None:
-    """Have the heaps of threads give back what is free at their ends: `malloc_trim` leaves it to them.
-
-    Each comes to keep up to 64 MiB otherwise: the bound grows with the largest piece that was freed.
-    """
-    system = ctypes.CDLL(None)
-    if hasattr(system, "mallopt"):  # only glibc has it
-        system.mallopt(_M_TRIM_THRESHOLD, _MOST_FREE)
-
-
-def _give_back() -> None:
-    system = ctypes.CDLL(None)
-    if hasattr(system, "malloc_trim"):  # only glibc has it
-        system.malloc_trim(0)
-
-
 class BodyMemory:
     """Counts the bytes of the long bodies that are being read, and gives their memory back to the system.
 
     The heap keeps what is freed between other things: after 256 MiB of bodies it kept nearly all of that.
     """
 
-    def __init__(self, trim_heap: Callable[[], None] = _give_back) -> None:
+    def __init__(self, trim_heap: Callable[[], None] = trim_heap) -> None:
         self.taken = 0
         self._trim_heap = trim_heap
         self._trim_is_due = False

@@ -168,7 +168,7 @@ def test_a_thousand_schemas_leave_the_memory_as_before(
 
 def test_nothing_is_imported_before_the_first_grammar() -> None:
     program = (
-        "import sys, engine_core.engine_main, engine_core.grammar.compile_queue, server.commands\n"
+        "import sys, engine_core.engine_main, engine_core.grammar.compile_queue, server.run.commands\n"
         "assert 'llguidance' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -12,10 +12,10 @@ from fake_frontend import that_embeds_too
 from server.access.admission import Admission
 from server.access.client_identity import ANYONE, Caller
 from server.access.request_state import state_of
-from server.app import early_admission
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.options.server_flags import AccessOptions
+from server.run.app import early_admission
 
 ADDRESS = "10.0.0.1"
 """The address of all fake connections."""

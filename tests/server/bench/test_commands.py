@@ -13,8 +13,8 @@ from scripted_server import MODELS, Request, completes, says, scripted, whole
 from server.bench import serve_benchmark
 from server.bench.load_generator import Load, Result
 from server.bench.serve_options import BenchError, LoadOptions, parse
-from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_parsing import OptionError
+from server.run.commands import BAD_USAGE, FAILED, run
 
 
 def options(*arguments: str) -> LoadOptions:

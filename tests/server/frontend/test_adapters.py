@@ -15,11 +15,10 @@ from fake_frontend import FakeFrontend
 
 from engine_core.adapters.messages import Adapter, AdapterState
 from models.config import ConfigError
-from server.errors import ApiError, BadRequest, NotFound, Unavailable
+from server.errors import READY, ApiError, BadRequest, NotFound, Unavailable, loading
 from server.frontend import adapter_resolver
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
-from server.http.error_answers import READY, loading
 from server.metrics.server_metrics import Metrics
 from server.options.parse_server_options import parse
 from worker.calls.messages import AdapterFacts

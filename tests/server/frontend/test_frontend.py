@@ -13,17 +13,19 @@ from reading import beginning, started
 from engine_core.engine_stats import Stats
 from server.access.client_identity import Caller
 from server.errors import (
+    READY,
     ApiError,
     BadRequest,
     Internal,
     NotFound,
     Overloaded,
+    Status,
     TooManyRequests,
     Unavailable,
+    loading,
 )
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import ALL_TOKENS
-from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
 from server.options.parse_server_options import parse
 from server.requests.pooling import PooledText

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.app import openapi_schema
+from server.run.app import openapi_schema
 
 pytestmark = pytest.mark.slow(2)
 

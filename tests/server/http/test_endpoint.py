@@ -17,13 +17,13 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from server.access.request_state import KEY, state_of
-from server.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable, check_entry
 from server.http.error_answers import CLIENT_GONE, explain
 from server.reading.endpoint_table import BY_PATH
 from server.routes import batches, models
 from server.routes.adapters import loading
+from server.run.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.schemas.body import invalid_body
 from server.schemas.tokenize import TokenizeRequest
 

@@ -8,8 +8,8 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
-from server.app import openapi_schema
 from server.page import api_page
+from server.run.app import openapi_schema
 from server.schemas.chat import ChatRequest
 
 

@@ -15,7 +15,7 @@ from served_app import served
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import Stats
-from server.http.error_answers import Status, loading
+from server.errors import Status, loading
 from server.options.server_flags import AccessOptions
 from server.page import routes as live
 from server.page.joined_scripts import join_scripts

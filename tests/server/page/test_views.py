@@ -14,9 +14,8 @@ from speech_frontend import let_transcribe, says
 
 from models.pooling.config import PoolingConfig
 from server.access.client_identity import ANYONE
-from server.errors import Unavailable
-from server.http.error_answers import READY as SERVER_READY
-from server.http.error_answers import loading
+from server.errors import READY as SERVER_READY
+from server.errors import Unavailable, loading
 from server.options.server_flags import AccessOptions
 from server.page.routes import WATCH
 

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import TypeAdapter
 
-from server.app import OLLAMA_ROUTERS, ROUTERS
 from server.http.endpoint import Endpoint
 from server.reading.body_table import BY_NAME, MANY_TEXTS, OTHER_BODY, USUAL_BODY
 from server.reading.endpoint_table import BY_PATH, TABLE
+from server.run.app import OLLAMA_ROUTERS, ROUTERS
 from server.schemas.body import Body
 
 OTHERS = {

@@ -6,10 +6,10 @@ import pytest
 from fake_frontend import FakeFrontend
 
 from server.errors import BadRequest
+from server.model_facts import SourceFacts
 from server.reading.prompts import ReadingContext, ReadingOptions, read_chat, read_completion
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.source_facts import SourceFacts
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest_asyncio
 
-from server.commands import bind
 from server.frontend.frontend import Frontend
+from server.run.commands import bind
 from server.run.http_server import HttpServer
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 from adapter_files import write_adapter
 
-from server.commands import bind
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.options.parse_server_options import parse
 from server.run.api_children import NOTHING_LEFT
 from server.run.api_server import ApiServer
+from server.run.commands import bind
 from worker.child import BROKE
 
 

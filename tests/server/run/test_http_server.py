@@ -10,8 +10,8 @@ import pytest
 from fake_client import FakeClient
 from live import PATIENCE
 
-from server.commands import bind
 from server.frontend.frontend import Frontend
+from server.run.commands import bind
 from server.run.http_server import AccessLogFilter, HttpServer
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]

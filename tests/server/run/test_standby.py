@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from certificates import make_certificate
 
-from server.commands import bind
 from server.options.parse_server_options import parse
 from server.run import standby
+from server.run.commands import bind
 from server.run.standby import Standby
 
 READY = b"GET /ready?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -36,7 +36,7 @@ LARGE = (
 
 @pytest.mark.parametrize(
     ("modules", "unknown"),
-    [("server.commands, server.run.supervisor", LARGE), ("server.commands", f"{LARGE} asyncio")],
+    [("server.run.commands, server.run.supervisor", LARGE), ("server.run.commands", f"{LARGE} asyncio")],
 )
 def test_it_imports_no_large_library_and_asyncio_after_children_are_started(
     modules: str, unknown: str

@@ -11,9 +11,9 @@ from fake_frontend import FakeFrontend
 from media_frontend import let_see
 from served_app import served
 
-from server.commands import BAD_USAGE, FAILED, run
-from server.http.error_answers import loading
+from server.errors import loading
 from server.options.server_flags import AccessOptions
+from server.run.commands import BAD_USAGE, FAILED, run
 from server.terminal.chat import Chat, Speed, typed_messages
 from server.terminal.console import ProgressBar, Screen, safe_text
 from server.terminal.server_client import ServerClient, ServerError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.commands import TERMINAL, run
+from server.run.commands import TERMINAL, run
 from server.terminal import doctor as findings
 from server.terminal.doctor import Finding, report
 
@@ -119,7 +119,7 @@ def test_a_report_has_versions_and_no_name_of_the_user(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", sorted(TERMINAL))
 def test_commands_import_no_torch(name: str) -> None:
     program = (
-        "import sys; from server.commands import run\n"
+        "import sys; from server.run.commands import run\n"
         "try: run('facet', [sys.argv[1], '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'fastapi', 'numpy'} & set(sys.modules)\n"
@@ -129,5 +129,5 @@ def test_commands_import_no_torch(name: str) -> None:
 
 
 def test_a_server_starts_without_the_commands() -> None:
-    program = "import sys, server.commands; sys.exit(any('terminal' in name for name in sys.modules))"
+    program = "import sys, server.run.commands; sys.exit(any('terminal' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

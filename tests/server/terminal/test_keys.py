@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from server.access.key_file import read_keys
-from server.commands import BAD_USAGE
 from server.options.option_parsing import OptionError
+from server.run.commands import BAD_USAGE
 from server.terminal.keys import run
 
 

@@ -12,8 +12,8 @@ from fake_frontend import FakeFrontend, vectors
 from scripted_server import Reply, Request, says, scripted, whole
 
 from server.batches.lines import answered, body_of
-from server.commands import BAD_USAGE, FAILED, INTERRUPTED, run
 from server.options.option_parsing import OptionError
+from server.run.commands import BAD_USAGE, FAILED, INTERRUPTED, run
 from server.terminal import run_batch as command
 from server.terminal.own_server import own_server
 from server.terminal.run_batch import BatchOutput, is_final, read_requests

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import zoo
-from model_facts import READY
 
 from server.errors import BadRequest
-from server.model_facts import Facts
 from server.text.tokenizer import LONG_TEXT, Tokenizer
 from server.text.tokenizer_files import TokenizerError, TokenizerFiles
 
@@ -85,11 +83,10 @@ def test_siglip2_reads_small_letters(tmp_path: Path) -> None:
 
 def test_text_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     tokenizer = load(write(tmp_path))
-    facts = Facts(model_names=("m",), root="m", created=0, ready=READY, max_model_len=10, eos_token_ids=())
     most = 10 * tokenizer.longest_token
-    tokenizer.check_text_length("x" * most, facts)
+    tokenizer.check_text_length("x" * most, 10)
     with pytest.raises(BadRequest, match=f"contains {most + 1} characters") as caught:
-        tokenizer.check_text_length("x" * (most + 1), facts)
+        tokenizer.check_text_length("x" * (most + 1), 10)
     assert caught.value.param == "input_text"
 
 
