@@ -5,6 +5,7 @@ Plain ASGI, because it runs for every message of every answer.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -131,6 +132,23 @@ ADMIN_PATHS = frozenset(
 
 KEY_NAME: ContextVar[str] = ContextVar("key_name")
 """The name of the key with which the request of this task came."""
+
+
+class AccessLogFilter(logging.Filter):
+    """Leaves some paths out of uvicorn's access log, and names keys and clients without an address in it."""
+
+    def __init__(self, quiet_paths: Collection[str] = ()) -> None:
+        super().__init__()
+        self._quiet_paths = quiet_paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """The arguments of such a record are the client, the method, the path with its query, and more."""
+        if not isinstance(record.args, tuple) or len(record.args) < 3:
+            return True
+        client, _, path, *_ = record.args
+        name = f"{client or 'unix'} {KEY_NAME.get('')}".rstrip()
+        record.args = (name, *record.args[1:])
+        return str(path).partition("?")[0] not in self._quiet_paths
 
 
 def is_open(scope: Scope) -> bool:

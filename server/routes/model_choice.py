@@ -35,8 +35,7 @@ from server.frontend.many_models import ManyModels, Named
 from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response
 from server.http.middleware import DEEP
-from server.http.multipart import FormReader
-from server.http.peeked_form import peeked_form
+from server.http.multipart import FormReader, peeked_form
 from server.http.sse import OPEN_AFTER, ClientWatch, encode, on_one_line
 from server.options.server_flags import AccessOptions
 from server.reading.body_table import EMBEDDINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from server.http.connection.heads import TrustedProxies
 from server.http.connection.limits import most_connections
 from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import RenewableTls
-from server.http.middleware import KEY_NAME
+from server.http.middleware import AccessLogFilter
 from server.options.server_flags import ServerConfig
 from server.run.app import create_app, early_admission
 
@@ -32,23 +32,6 @@ FLUSH_SECONDS = 3.0
 NEWCOMER_SECONDS = 0.1
 """Seconds for a client that has connected and sent nothing yet to send a request, which is refused."""
 _TICK_SECONDS = 1.0  # uvicorn's own header with the date is exact to a second
-
-
-class AccessLogFilter(logging.Filter):
-    """Leaves some paths out of uvicorn's access log, and names keys and clients without an address in it."""
-
-    def __init__(self, quiet_paths: Collection[str] = ()) -> None:
-        super().__init__()
-        self._quiet_paths = quiet_paths
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """The arguments of such a record are the client, the method, the path with its query, and more."""
-        if not isinstance(record.args, tuple) or len(record.args) < 3:
-            return True
-        client, _, path, *_ = record.args
-        name = f"{client or 'unix'} {KEY_NAME.get('')}".rstrip()
-        record.args = (name, *record.args[1:])
-        return str(path).partition("?")[0] not in self._quiet_paths
 
 
 class HttpServer(uvicorn.Server):

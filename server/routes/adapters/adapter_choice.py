@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -33,13 +34,17 @@ class AdapterChoice:
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app, self._frontend = app, frontend
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         adapters: ServedAdapters | None = self._frontend.adapters
-        if adapters is None or scope["type"] != "http" or not adapters.may_be_named:
-            return await self._app(scope, receive, send)
-        path = path_of(scope)
-        if path not in MODEL_PATHS or path in RECORDINGS or not is_for_a_model(scope, path):
-            return await self._app(scope, receive, send)
+        if adapters is not None and scope["type"] == "http" and adapters.may_be_named:
+            path = path_of(scope)
+            if path in MODEL_PATHS and path not in RECORDINGS and is_for_a_model(scope, path):
+                return self._read(adapters, path, scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _read(
+        self, adapters: ServedAdapters, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             self._frontend.require_ready()
             raw = bytes(await read_body(receive, most=most_bytes(self._frontend.media)))

@@ -12,8 +12,8 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
+from server.http.middleware import AccessLogFilter
 from server.options.server_flags import AccessOptions
-from server.run.http_server import AccessLogFilter
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}
 

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from server.errors import ApiError, TooLarge
 from server.http import peeked_form as module
-from server.http.multipart import FormReader
-from server.http.peeked_form import peeked_form
+from server.http.multipart import FormReader, peeked_form
 
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%s\r\n' % (b"sound" * 100)
 MODEL = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'

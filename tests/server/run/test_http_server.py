@@ -11,8 +11,9 @@ from fake_client import FakeClient
 from live import PATIENCE
 
 from server.frontend.frontend import Frontend
+from server.http.middleware import AccessLogFilter
 from server.run.commands import bind
-from server.run.http_server import AccessLogFilter, HttpServer
+from server.run.http_server import HttpServer
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]
 
