@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from server.errors import ApiError, TooLarge
-from server.http import peeked_form as module
+from server.http import multipart as module
 from server.http.multipart import FormReader, peeked_form
 
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%s\r\n' % (b"sound" * 100)
