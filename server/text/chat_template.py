@@ -185,7 +185,7 @@ class ChatTemplate:
         """
         messages = [_with_arguments(each) if "tool_calls" in each else each for each in messages]
         if divides:
-            said = (messages, tools, documents, kwargs)
+            said: tuple[Any, ...] = (messages, tools, documents, kwargs)
             for divider in filter(None, (self.divider, divider_of(frozenset(quoted)))):
                 said = tuple([each and divider.divide(each) for each in said])
             messages, tools, documents, kwargs = said

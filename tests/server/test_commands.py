@@ -56,7 +56,8 @@ def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -
 
 def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
     code = (
-        "from server.run import commands, main\n"
+        "from server import main\n"
+        "from server.run import commands\n"
         "def read(*_, **__): raise KeyboardInterrupt\n"
         "commands.read = read\n"
         "main.main()"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_connection import FakeClock
 
-from server.access import keyring
+from server.access import key_file
 from server.access.key_file import QUIET_SECONDS, FollowedKeyFile, Key
 
 LONG = 60.0
@@ -104,7 +104,7 @@ async def until(condition: object) -> None:
 
 
 async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(key_file, "LOOK_SECONDS", LONG)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     followed.file.ask()
@@ -117,7 +117,7 @@ async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch
 async def test_it_is_read_by_itself_when_it_has_changed(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(key_file, "LOOK_SECONDS", 0.001)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     while followed.valid != ["bob"]:
