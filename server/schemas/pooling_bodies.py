@@ -150,7 +150,7 @@ class TextBody(PoolingBody, TemplateOptions):
         first = given[0] if isinstance(given, list) and given else None
         if isinstance(first, list) and first:
             first = first[0]
-        if isinstance(body, dict):
+        if isinstance(body, dict) and (isinstance(first, dict) or body.get("messages") is not None):
             _check_conversations(given if isinstance(first, dict) else body.get("messages"))
         if not isinstance(body, dict) or not isinstance(first, dict):
             return body
@@ -232,7 +232,7 @@ class VectorsBody(TextBody):
 
     def conversations(self) -> list[list[Message]]:
         if self.modality == "text":
-            return super().conversations()
+            return super().conversations() if self.messages else []
         return [picture_alone(url) for url in self.input or [] if isinstance(url, str)]
 
     def prompt(self, task: Task, facts: Facts) -> str:
