@@ -157,14 +157,7 @@ class Metrics:
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self.replicas: Callable[[], Sequence[Replica]] = tuple
         """A function that returns what is known of each engine."""
-        sources = self._family(
-            "vllm:prompt_tokens_by_source",
-            "Prompt tokens of requests that ended, by where they came from.",
-            *_LABELS,
-            "source",
-        )
-        self._computed = sources.labels(model_name, self._engine, "local_compute")
-        self._found = sources.labels(model_name, self._engine, "local_cache_hit")
+        self._count_sources()
         self._count_http()
         self._of_keys, self._of_adapters = self._by("key", OF_KEYS), self._by("adapter", OF_ADAPTERS)
 
@@ -271,6 +264,16 @@ class Metrics:
         self._finished(reason).inc()
         if self.adapter is not None:
             self.adapter.requests.inc()
+
+    def _count_sources(self) -> None:
+        sources = self._family(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens of requests that ended, by where they came from.",
+            *_LABELS,
+            "source",
+        )
+        self._computed = sources.labels(self._model, self._engine, "local_compute")
+        self._found = sources.labels(self._model, self._engine, "local_cache_hit")
 
     def _count_http(self) -> None:
         requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
