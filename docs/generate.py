@@ -59,14 +59,24 @@ def option_row(option: Option) -> str:
 
 def api_page(schema: dict[str, Any]) -> str:
     lines = ["# HTTP API", "", "Made from the routes in `server/routes/` by `make docs`.", ""]
+    sections: dict[tuple[str, str], list[str]] = {}
     for call, operation in operations(schema):
-        lines += [f"## {call}", "", about(operation), ""]
-        for name, model in body_models(operation, schema):
-            lines += [f"`{name}`:", "", "| Field | Type | Default | Meaning |", "|---|---|---|---|"]
-            for field, kind, default, meaning in fields_of(model):
-                shown = default if default == "required" else f"`{default}`"
-                lines.append(f"| `{field}` | {cell(kind)} | {shown} | {cell(meaning)} |")
-            lines.append("")
+        method, path = call.split(" ", 1)
+        sections.setdefault((method, operation_text(operation, schema)), []).append(path)
+    for (method, text), paths in sections.items():
+        lines += [f"## {method} {', '.join(paths)}", "", text]
+    return "\n".join(lines)
+
+
+def operation_text(operation: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Write what a request does, and the fields of its bodies: equal for paths that share an endpoint."""
+    lines = [about(operation), ""]
+    for name, model in body_models(operation, schema):
+        lines += [f"`{name}`:", "", "| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+        for field, kind, default, meaning in fields_of(model):
+            shown = default if default == "required" else f"`{default}`"
+            lines.append(f"| `{field}` | {cell(kind)} | {shown} | {cell(meaning)} |")
+        lines.append("")
     return "\n".join(lines)
 
 
