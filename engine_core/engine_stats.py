@@ -1,4 +1,4 @@
-"""How fast an engine works, how long its answers get, and what its steps are made of.
+"""Statistics of an engine: its speed, the lengths of its answers, the contents of its steps.
 
 Servers and engines compute waits from the first two; the last, and what is told of experts, is for metrics.
 """
@@ -23,7 +23,7 @@ REARRANGEMENT_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
-    """How fast an engine works while it has more to do than it can do at once."""
+    """The speed of an engine while it has more to do than it can do at once."""
 
     prompt_rate: float
     """The tokens of prompts that it computes in a second of nothing else."""
@@ -74,7 +74,7 @@ class PlainHistogram:
 
 
 class StepBuckets(msgspec.Struct, frozen=True, gc=False):
-    """How long the steps of an engine took, and what they were made of."""
+    """Histograms of an engine's steps: their times, and what they computed."""
 
     seconds: Buckets
     tokens: Buckets
@@ -86,7 +86,7 @@ class StepBuckets(msgspec.Struct, frozen=True, gc=False):
 
 
 class GuessTotals(msgspec.Struct, frozen=True, gc=False):
-    """What became of guessed tokens, in total."""
+    """Counts of guessed tokens: how many were proposed, and how many held."""
 
     drafts: int
     """How often tokens were guessed for a sequence."""
@@ -110,7 +110,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
 
 
 class GuessReport(msgspec.Struct, frozen=True, gc=False):
-    """What became of the guesses for an answer, step by step; steps without guesses are left out."""
+    """The guesses for an answer and how many held, step by step; steps without guesses are left out."""
 
     guessed: list[int]
     """How many tokens were guessed."""
@@ -119,7 +119,7 @@ class GuessReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExpertStats(msgspec.Struct, frozen=True, gc=False):
-    """How evenly experts are spread over ranks, and how often they were moved for that."""
+    """Statistics of experts: how evenly ranks share the load, and how often experts were moved."""
 
     balancedness: Balancedness | None
     """What was measured last."""

@@ -59,7 +59,7 @@ class StepFuture(Protocol):
 
 
 class CallFuture(Protocol):
-    """What every worker has returned of a call, which may not be there yet."""
+    """The returns of all workers to a call, which may not be there yet."""
 
     def done(self) -> bool: ...
 

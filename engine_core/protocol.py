@@ -63,7 +63,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where an answer thinks, until a marker closes its thinking; a grammar that sleeps stays so there."""
+    """The thinking of an answer, which a marker closes; a grammar that sleeps does not wake in it."""
 
     budget: int | None
     """The tokens after which only those of the marker may come, one by one. None: no bound."""
@@ -77,7 +77,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How tokens are spelled, so that the engine can follow a grammar; sent before the first one."""
+    """The bytes of all tokens, by which an engine follows grammars; sent before the first grammar."""
 
     tokens: list[bytes]
     """The bytes of each token as the server's own tokenizer writes them; of special tokens, their names."""
@@ -90,7 +90,7 @@ class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the encoder of an encoder-decoder reads for a request: tokens, or features of a recording."""
+    """The input of an encoder-decoder's encoder: tokens, or features of a recording."""
 
     hash: str
     """A digest of all that decides what the encoder gives. Equal sources are encoded once."""
@@ -308,7 +308,7 @@ class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How far a request has come, because somebody asked."""
+    """The answer to `AskStanding`: how far a request has come."""
 
     id: int
     ahead: int

@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class ProgressRules:
-    """What is known of one process, and of those that it has started itself."""
+    """Judges whether one process, and those that it has started itself, make progress."""
 
     def __init__(self, start_seconds: float = inf) -> None:
         """`start_seconds`: the most that may pass between two signs that its start goes on."""

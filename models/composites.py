@@ -22,7 +22,7 @@ HEADS = ("language_model.lm_head", "llm.lm_head", "thinker.lm_head", "lm_head")
 
 @dataclass(frozen=True, kw_only=True)
 class Composite:
-    """What is known of a composite architecture."""
+    """A composite architecture: which classes serve its text and its media."""
 
     texts: Mapping[str, str]
     """The model_types of the texts that are served, and the architecture whose class computes each."""

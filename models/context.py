@@ -16,7 +16,7 @@ from models.state_rows import StateRow
 
 @dataclass(slots=True)
 class StateRows:
-    """Where states are read and written, for kernels and on the host."""
+    """The places where a step reads and writes states, for kernels and on the host."""
 
     table: Tensor  # [STATE_COLUMNS, B] int32, as `state_columns` has it
     host: Sequence[StateRow]

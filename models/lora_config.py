@@ -92,7 +92,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an adapter computes: y = W x + scale B (A x), as its files say."""
+    """The settings of an adapter, as its files say: it computes y = W x + scale B (A x)."""
 
     base: str
     """The name or folder of the model that it was trained on; "" if it does not say."""

@@ -38,7 +38,7 @@ PLAIN_BITS = 16
 
 
 class Coding(msgspec.Struct, frozen=True, kw_only=True):
-    """How the matrix of one module is stored."""
+    """The form in which the matrix of one module is stored."""
 
     format: str
     """The reader of its tensors, a name in `models/quantization/matrices.py`."""

@@ -183,7 +183,7 @@ LIMITS = Limits()
 
 
 class MediaFacts(msgspec.Struct, frozen=True):
-    """What of a model's media has to be known where prompts are written."""
+    """The facts on a model's media that prompts are written by."""
 
     placeholder: str
     """What a chat template writes for an item."""

@@ -1,4 +1,4 @@
-"""What a worker has room for: the sizes of its steps, and the memory that it may give to caches."""
+"""The capacity of a worker: the sizes of its steps, and the memory that its caches may take."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """What `Child` asks of a process: a `Popen`, or one that was forked elsewhere."""
+    """A process as `Child` calls it: a `Popen`, or one that was forked elsewhere."""
 
     @property
     def pid(self) -> int: ...

@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Balancing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How experts are copied and moved by load: the fields of --eplb-config, named as in vLLM."""
+    """The options by which experts are copied and moved by load: --eplb-config, named as in vLLM."""
 
     num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0
     """The number of further copies of experts in each layer."""

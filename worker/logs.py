@@ -1,4 +1,4 @@
-"""What a process of Facet writes to stderr: one handler, one line format. Only this module touches handlers.
+"""Writes the log of a process to stderr: one handler, one line format. No other module has handlers.
 
 Lines are text for people, or JSON objects for programs that collect logs (`--log-format json`). Log records
 and all that Python prints to sys.stderr go through one thread, so that a full disk or a reader that does not

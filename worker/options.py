@@ -103,7 +103,7 @@ _STREAMED = (
 
 
 class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator may ask of adapters (docs/adapters.md)."""
+    """Options of adapters (docs/adapters.md)."""
 
     enable_lora: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """Let requests name adapters of the model; --lora-modules says so, too."""

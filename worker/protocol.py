@@ -294,7 +294,7 @@ class Vectors(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Balancedness(msgspec.Struct, frozen=True, gc=False):
-    """How evenly ranks shared the load of layers' experts: for a layer, the ranks' mean by the largest."""
+    """The balance of ranks' load by layers' experts: for a layer, the ranks' mean by the largest."""
 
     least: float
     p50: float
@@ -343,7 +343,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class DiskTotals(msgspec.Struct, frozen=True, gc=False):
-    """What became of cache blocks on disk, in total."""
+    """Counts of cache blocks in files: written, read and failed, and the bytes that are held."""
 
     written: int
     bytes_written: int

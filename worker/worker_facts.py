@@ -1,4 +1,4 @@
-"""What a worker tells of itself when it has loaded its model."""
+"""The facts that a worker tells of itself when it has loaded its model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What servers and engines tell each other of adapters (LoRA), and the files of these."""
+"""Messages about LoRA adapters between servers and engines, and checks of adapters' files."""

@@ -1,4 +1,4 @@
-"""Whether the files of an adapter are still those that were asked for."""
+"""Checks that the files of an adapter are still those that were asked for."""
 
 from __future__ import annotations
 

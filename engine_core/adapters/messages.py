@@ -47,7 +47,7 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class AdapterState(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
-    """What an engine tells every server when it has loaded or dropped an adapter, or cannot load it."""
+    """A notice to every server that an engine has loaded or dropped an adapter, or cannot load it."""
 
     adapter: Adapter
     facts: AdapterFacts | None = None

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """What hears what engines say: a client."""
+    """A client, as a link calls it with the messages of engines."""
 
     def reachable(self, hello: protocol.Hello) -> None:
         """Note that requests can be sent to an engine from now on."""
@@ -45,7 +45,7 @@ class Listener(Protocol):
 
 
 class Link(Protocol):
-    """What carries messages to engines, and their answers to the listener with which it is opened."""
+    """Carries messages to engines, and their answers to the listener with which it is opened."""
 
     def open(self, listener: Listener) -> None: ...
 

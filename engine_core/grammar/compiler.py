@@ -180,7 +180,7 @@ def _open_tokenizer(path: str, folder: str) -> tokenizers.Tokenizer | None:
 
 
 class _Encoder(TokenizerWrapper):
-    """What llguidance asks of a tokenizer: its tokens, and the ids of a text.
+    """A tokenizer as llguidance calls it: gives its tokens, and encodes a text.
 
     Where a grammar leaves no choice of bytes, llguidance lets through only the tokens that the model's own
     tokenizer makes of them.

@@ -1,1 +1,1 @@
-"""What options of an engine that have parts of their own may say."""
+"""Readers of engine options whose values are JSON objects."""

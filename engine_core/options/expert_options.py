@@ -1,4 +1,4 @@
-"""What an operator asks of whole experts: how tokens reach them, and moves by load."""
+"""Options of expert parallelism: how tokens reach experts, and how experts move by load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator asks of guesses: who makes them, and how many at most.
+"""Options of speculation: who makes guesses, and how many at most.
 
 Fields have vLLM's names. What would not be obeyed is refused by name, and numbers of guesses are upper
 bounds: how many are made is the engine's choice.

@@ -1,4 +1,4 @@
-"""Where engines meet that share experts, before their ranks start: on one machine, or on several.
+"""Connects engines that share experts before their ranks start, on one machine or on several.
 
 On several the first engine listens, and the others come to it. Both ends of each connection prove that they
 have the cluster's key; then all learn each other's addresses, and are connected each with each.
@@ -45,7 +45,7 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What an engine has found out of the others."""
+    """The other engines that an engine has met: their addresses, and its connections to them."""
 
     sockets: Mapping[int, socket.socket] = field(default_factory=dict[int, socket.socket])
     """The number of each other engine, and the connection to it, which never blocks."""

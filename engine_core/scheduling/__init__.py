@@ -1,1 +1,1 @@
-"""Who runs, in which blocks."""
+"""Decides which sequences a step computes, and in which cache blocks."""

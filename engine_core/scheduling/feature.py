@@ -22,7 +22,7 @@ from worker.worker_facts import WorkerFacts
 
 
 class Feature:
-    """What a feature does at each moment: nothing, unless it overrides the hook."""
+    """The base of features. Each hook does nothing unless a feature overrides it."""
 
     # A request comes, and ends.
 
@@ -181,7 +181,7 @@ class Feature:
 
 
 class Taken(NamedTuple):
-    """What became of new tokens of a sequence: how many count, what ends the text, and why it fails."""
+    """A feature's verdict on new tokens: how many count, whether they end the text, or why it fails."""
 
     counted: int
     finish: Finish | None

@@ -1,4 +1,4 @@
-"""When a request gets its first answer: by the work before it, the time of steps, and its class's share.
+"""Forecasts when a request gets its first answer, by the work before it and its class's share.
 
 How long answers get is learned from those that have ended.
 """

@@ -1,4 +1,4 @@
-"""What the engine refuses: options that contradict each other, and requests that it cannot hold.
+"""Refuses options that contradict each other, and requests that the engine cannot hold.
 
 Servers and programs check what a parameter may be (`server/requests/`). Here is what depends on the engine:
 ids lie in the vocabulary, the model has the task, and the sequence fits into the cache when it is alone.

@@ -1,4 +1,4 @@
-"""What becomes of a step that has landed: tokens are appended, blocks published, sequences ended.
+"""Lands steps: appends their tokens, publishes the blocks they filled, and ends sequences.
 
 The rows of a step land one after the other, in the order in which they were planned. A row brings nothing if
 its sequence has ended or was preempted meanwhile, and its sequence ends if the row has failed. Else the

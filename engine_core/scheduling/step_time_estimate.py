@@ -1,4 +1,4 @@
-"""How long steps take: a line over what they compute, fitted to the steps that have landed.
+"""Estimates how long a step takes, by a line that is fitted to the steps that have landed.
 
 A step takes time for itself (the weights are read once), for each new token, for each cached position that a
 token attends to, for each row that is sampled, and for each embedding of media that is encoded. The engine

@@ -1,4 +1,4 @@
-"""How long a step may take: a time between what those who read streams bear and what newcomers wait for."""
+"""Limits how long a step may take, between what readers of streams bear and how long newcomers wait."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an engine does with messages of its clients, and how those in its own process reach it."""
+"""Handles the messages of an engine's clients, also of those in its own process."""

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where the tensors of the model come from, by their names."""
+    """The sources of the model's tensors, by their names."""
 
     renamed: Mapping[str, str]
     """The checkpoint's name of each tensor that is read as it is."""

@@ -282,7 +282,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Described:
-    """What the header says of a tensor."""
+    """The header's entry for a tensor."""
 
     name: str
     shape: tuple[int, ...]

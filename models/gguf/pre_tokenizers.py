@@ -35,7 +35,7 @@ _DEEPSEEK_3 = (
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a text is cut before its pieces are merged to tokens."""
+    """The rules by which a text is cut before its pieces are merged to tokens."""
 
     expressions: tuple[str, ...]
     """Regular expressions, each of which cuts further what those before it have left whole."""

@@ -1,4 +1,4 @@
-"""Where tensors of a GGUF file belong in the model's own checkpoint, and what was changed in them.
+"""Maps tensors of a GGUF file to the model's own checkpoint, and undoes what a converter changed.
 
 No torch.
 """

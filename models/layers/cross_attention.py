@@ -21,14 +21,14 @@ from models.parallel.rank_shares import Span
 
 @dataclass(frozen=True, slots=True)
 class SourceInput:
-    """What an encoder reads, on the device: token ids, or features of a recording."""
+    """The input of an encoder on the device: token ids, or features of a recording."""
 
     ids: Tensor | None  # [length] int64
     features: Tensor | None  # [bands, frames], of the model's type of numbers
 
 
 class SourceModel(Protocol):
-    """What a model has beside `ServedModel` if it reads sources."""
+    """The methods that a model has beside `ServedModel` if it reads sources."""
 
     source_kind: Literal["tokens", "audio"]
     """The kind of sources: tokens or audio."""

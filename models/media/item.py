@@ -68,7 +68,7 @@ class Video:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What takes the place of an item's placeholder in a prompt."""
+    """The tokens that take the place of an item's placeholder in a prompt."""
 
     tokens: list[int]
     embeddings: list[tuple[int, int]]
@@ -119,7 +119,7 @@ def interleaved(token: int | str, parts: Iterable[int | str]) -> Layout:
 
 
 class Processor(Protocol):
-    """How one checkpoint's media are prepared. The methods are pure functions of the item."""
+    """Prepares the media of one checkpoint. The methods are pure functions of the item."""
 
     placeholder: str
     """The text of a rendered template that `layout` replaces, once for each item; empty if an item is a
@@ -139,7 +139,7 @@ class Processor(Protocol):
 
 @runtime_checkable
 class AudioProcessor(Protocol):
-    """What a model that hears has in place of a processor of pictures, with settings of its own."""
+    """Prepares sounds for a model that hears, in place of a processor of pictures."""
 
     def prepare_audio(self, pieces: Iterable[np.ndarray]) -> Prepared:
         """Make features of a sound, whose samples at 16 kHz come in pieces. Raises MediaError for one that

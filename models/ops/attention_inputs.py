@@ -42,7 +42,7 @@ _MOST_CODE, _MOST_WORD = 127, 32767
 
 
 class CacheScales(msgspec.Struct, frozen=True):
-    """What the numbers of 8 bits of a layer's cache are to be multiplied with."""
+    """The scales with which the 8-bit numbers of a layer's cache are multiplied."""
 
     keys: float
     values: float

@@ -19,7 +19,7 @@ _PADDED = 16
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What makes scales and minimums of small whole numbers: one factor for each `run` of groups of a row."""
+    """Factors that make scales and minimums of small integers: one for each `run` of groups of a row."""
 
     run: int
     """The groups that share factors; the last run may have fewer."""

@@ -33,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class LayerAdapter:
-    """What an adapter changes of a layer with matrices [out, in], of gate and up one above the other."""
+    """An adapter's matrices for a layer [out, in], of gate and up one above the other."""
 
     a: Tensor | None  # [numbers, in], of any number type; None: it has no matrices
     blocks: Sequence[Block]
@@ -146,7 +146,7 @@ class HeldByLayers:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """What `lora` computes and `linear` adds, of one layer and step."""
+    """The sum that `lora` computes and `linear` adds, of one layer and step."""
 
     adapters: Any
     rows: AdapterRows

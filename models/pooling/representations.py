@@ -84,7 +84,7 @@ class TokenVectors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CosineScores(msgspec.Struct, frozen=True, gc=False):
-    """How a model makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
+    """Makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
 
     scale: float
     bias: float
@@ -109,7 +109,7 @@ PUNCTUATION = MaskFile(skiplist_words=tuple(string.punctuation))
 
 
 class ExpansionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How queries are filled up, as a Transformer's config says."""
+    """A Transformer's settings by which queries are filled up."""
 
     strategy: Literal["fixed", "min"]
     length: Annotated[int, msgspec.Meta(ge=1)]

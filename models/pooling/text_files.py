@@ -28,7 +28,7 @@ Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanm
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How each text becomes a conversation, in the form in which the model was trained."""
+    """The conversation into which each text is put, as the model was trained."""
 
     add_generation_prompt: bool = False
     kwargs: dict[str, object] = {}

@@ -61,7 +61,7 @@ def transcribes(model: object) -> bool:
 
 
 class _WithTower(nn.Module):
-    """What a text's class gains, which comes behind this one among the bases."""
+    """Adds a tower to the class of a text model, which comes behind this one among the bases."""
 
     tower_class: ClassVar[type]
 

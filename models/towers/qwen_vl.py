@@ -84,7 +84,7 @@ class LateNormMerger(Merger):
 
 
 class QwenTower(nn.Module):
-    """What the towers share. It is whole for Qwen2-VL."""
+    """The base of the family's towers. It is whole for Qwen2-VL."""
 
     three_axes: ClassVar[bool] = True
     levels: int = 0

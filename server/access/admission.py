@@ -43,7 +43,7 @@ _SHED = (
 
 
 class Engines(Protocol):
-    """What admission asks the engines."""
+    """The engines, as admission asks them."""
 
     @property
     def stats(self) -> Stats | None: ...

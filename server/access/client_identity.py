@@ -1,4 +1,4 @@
-"""Who sends a request: the owner of its share of the server, what it may do, its quotas and its time."""
+"""Tells who sends a request: its owner, its rights, its quotas and its deadlines."""
 
 from __future__ import annotations
 

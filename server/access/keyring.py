@@ -1,4 +1,4 @@
-"""Who may use the server: the keys that are valid, which may change, and the clients that are told apart."""
+"""Tells which keys are valid, which may change while the server runs, and tells clients apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server knows of one request, from its head to the last byte of its answer: one object.
+"""The state of one request, from its head to the last byte of its answer: one object.
 
 It lies in the ASGI scope under one key, and `state_of` returns it. Each field says who sets it, and when.
 """

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What is known of a file or a batch."""
+    """A row of the database for a file or a batch."""
 
     id: str
     owner: str

@@ -131,7 +131,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Guesses(msgspec.Struct, frozen=True):
-    """What became of the tokens that a server guessed while it was measured."""
+    """Counts of the tokens that a server guessed while it was measured, and of those that held."""
 
     drafts: int
     guessed: int

@@ -20,7 +20,7 @@ from worker.protocol import Sampling, Timestamps, TokenLogprobs, Vectors
 
 
 class RecordedPieces:
-    """What every engine does for the pieces of one recording."""
+    """The windows of one recording, as sources for engines and with what engines answer of them."""
 
     def __init__(self, known: SpeechTokens, recording: Recording, facts: Facts, tokenizer: Tokenizer) -> None:
         self.known = known

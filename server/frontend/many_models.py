@@ -40,7 +40,7 @@ class MediaLimit(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What a name means."""
+    """The model, or the adapter, that a name means."""
 
     state: ModelState
     adapter: str = ""

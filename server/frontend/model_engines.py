@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ModelState:
-    """What is known of one model, loaded or not."""
+    """One model of the server, loaded or not."""
 
     entry: ModelEntry
     metrics: Metrics

@@ -1,4 +1,4 @@
-"""What models of a server of several take of its memory: the machine's, or that of its cards.
+"""Measures the memory that each of several models takes, of the machine or of its cards.
 
 A process on a CPU is measured. What one takes of a card is computed by its worker, which divides the card's
 memory before it loads anything into it.

@@ -1,4 +1,4 @@
-"""What a frontend has for recordings, if its model transcribes them: files that come, and pieces that go."""
+"""Transcribes recordings for a frontend: reads files that come, and sends their pieces to engines."""
 
 from __future__ import annotations
 

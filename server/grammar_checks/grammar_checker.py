@@ -113,7 +113,7 @@ class GrammarChecker:
 
 
 class Model(Protocol):
-    """What is asked of a frontend, when its model is ready."""
+    """A frontend, as the checks of grammars need it."""
 
     @property
     def facts(self) -> Facts: ...

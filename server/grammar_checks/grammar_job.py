@@ -123,7 +123,7 @@ AskedGrammar = AskedForm | AskedCalls
 
 
 class GrammarSetup(msgspec.Struct, frozen=True):
-    """What the job is opened with."""
+    """The settings with which the job is opened."""
 
     tokens: dict[str, int]
     """The ids of special tokens."""

@@ -1,1 +1,1 @@
-"""What holds an answer to a form."""
+"""Makes grammars of schemas, expressions and tags, which hold answers to a form."""

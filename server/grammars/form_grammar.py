@@ -1,4 +1,4 @@
-"""What a client may ask of the form of its answers, and the one grammar that is made of it.
+"""Reads the forms that clients ask of answers, and makes one grammar of each.
 
 Grammars are made in the process that checks them (`server/grammar_checks/grammar_job.py`), because all of
 this is text of strangers; programs that are their own client make them in their own process.

@@ -158,7 +158,7 @@ def _is_name(token: str) -> bool:
 
 
 class _Body:
-    """What stands behind the colon of a rule."""
+    """Reads the right side of a rule."""
 
     def __init__(self, grammar: _Grammar, tokens: Sequence[str], space: str) -> None:
         self._grammar = grammar

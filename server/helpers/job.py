@@ -1,4 +1,4 @@
-"""What a job is: its row says what the work is called and where its code is, and what it may take.
+"""A job of helper processes: its name, where its code is, and its limits of time and memory.
 
 The rows are BODIES (`server/reading/long_bodies.py`), GRAMMARS (`server/grammar_checks/grammar_checker.py`),
 MEDIA (`server/media/preparing.py`) and RECORDINGS (`server/media/audio/recordings.py`).

@@ -46,7 +46,7 @@ class Helpers:
 
 
 class _Order(Generic[A]):
-    """What one request asks, or several that ask the same."""
+    """An order of one request, or of several that ask the same."""
 
     task: asyncio.Task[A | SentError]
     askers = 0

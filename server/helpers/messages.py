@@ -1,4 +1,4 @@
-"""What is sent between an API process and its helpers, in the frames of `worker.child`.
+"""Messages between an API process and its helpers, in the frames of `worker.child`.
 
 An order is two frames, the order itself and the bytes that it is about, which may be none; an answer is one.
 """
@@ -20,7 +20,7 @@ NO_MEMORY = (
 
 
 class HelperSetup(msgspec.Struct, frozen=True):
-    """What a helper process is started with."""
+    """The settings with which a helper process is started."""
 
     socket: int
     """The inherited descriptor of its end of the connection."""

@@ -63,7 +63,7 @@ def named_event(name: str, message: msgspec.Struct) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """How one API writes what is the same in all of its streams."""
+    """The events with which one API ends its streams, and fills silences in them."""
 
     is_last: Callable[[bytes], bool]
     """Whether these events, the last that were made, end the stream."""

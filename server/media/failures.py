@@ -1,4 +1,4 @@
-"""What jobs that read media have in common: how they tell that one cannot be read."""
+"""Turns errors of jobs that read media into refusals that clients understand."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def media_facts(
 
 
 class MediaReader:
-    """What an API process has for media, if its model takes any."""
+    """Reads the media of requests in an API process whose model takes some."""
 
     def __init__(
         self,

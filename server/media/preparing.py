@@ -24,7 +24,7 @@ NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"
 
 
 class PreparingLimits(msgspec.Struct, frozen=True):
-    """What an item may be."""
+    """The limits of an item."""
 
     pixels: int = 178_956_970
     embeddings: int = 1 << 30
@@ -38,7 +38,7 @@ class PreparingLimits(msgspec.Struct, frozen=True):
 
 
 class PreparingSetup(msgspec.Struct, frozen=True):
-    """What the job is opened with."""
+    """The settings with which the job is opened."""
 
     files: MediaFiles
     limits: PreparingLimits

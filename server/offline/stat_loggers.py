@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IterationStats:
-    """What all engines together have done since the last record."""
+    """The work of all engines together since the last record."""
 
     num_prompt_tokens: int
     num_generation_tokens: int

@@ -48,7 +48,7 @@ class TranscribeOptions(TypedDict, total=False):
 
 
 class TranscriptionOutput(msgspec.Struct, frozen=True):
-    """What is said in a recording."""
+    """The text of a recording."""
 
     text: str
     language: str

@@ -11,7 +11,7 @@ from worker.options import OptionDoc
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where work that waits is kept, and for how long."""
+    """Options of files, batches and kept responses: their folder, and how long they are kept."""
 
     batch_dir: Annotated[str | None, OptionDoc(HTTP)] = None
     """Folder of files, batches, and responses that are kept or computed later, which this server alone uses

@@ -13,7 +13,7 @@ HTTP = "HTTP"
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How clients connect."""
+    """Options of TLS, and of HTTP connections."""
 
     ssl_keyfile: Annotated[str | None, OptionDoc(HTTP)] = None
     """Key file, to serve HTTPS."""

@@ -19,7 +19,7 @@ DEFAULT_ITEMS = 16
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests may bring beside text, to models that take it."""
+    """Options of the media that requests may bring: numbers, sizes and sources."""
 
     limit_mm_per_prompt: Annotated[dict[str, object], OptionDoc(MEDIA)] = {}
     """Most items of each kind in a prompt, such as {"image": 4, "video": {"count": 1, "num_frames": 32}}; 0

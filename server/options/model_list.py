@@ -55,7 +55,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenModel(msgspec.Struct, frozen=True):
-    """What was said of one model."""
+    """The options that were given for one model."""
 
     values: Mapping[str, object]
     """Its options, by their fields; one is its model."""

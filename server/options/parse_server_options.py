@@ -100,7 +100,7 @@ _EPILOG = (
 
 
 class Given(NamedTuple):
-    """What a command line, variables and a file say of a server."""
+    """The options that a command line, variables and a file give a server."""
 
     values: dict[str, object]
     tags: list[str]

@@ -51,7 +51,7 @@ _CACHED = re.compile(r"models--(.+)")
 
 
 class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may use a server, and how it is shared."""
+    """Options of keys, quotas, and shares of clients."""
 
     api_key: Annotated[list[str], OptionDoc(ACCESS)] = []
     """Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other users of
@@ -76,7 +76,7 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server writes into its log."""
+    """Options of the log."""
 
     enable_log_requests: Annotated[bool, OptionDoc(LOGS)] = False
     """Log each request's id, size and parameters."""
@@ -113,7 +113,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server tells in answers and traces about requests."""
+    """Options of what answers and traces tell about requests."""
 
     enable_timing: Annotated[bool, OptionDoc(REPORTS)] = False
     """Report in usage where the time went, in streams with the last chunk."""

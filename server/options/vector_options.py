@@ -10,7 +10,7 @@ from worker.options import MODEL, OptionDoc
 
 
 class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator says of the vectors that a model makes."""
+    """Options of the vectors that a model makes."""
 
     int8_ranges: Annotated[str | None, OptionDoc(MODEL)] = None
     """A file with the least and the greatest of each number of vectors, for the types int8 and uint8: .npy,

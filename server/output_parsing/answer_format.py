@@ -38,7 +38,7 @@ Described = TypeVar("Described")
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How answers of a model are read."""
+    """The format of a model's answers: its markup of thinking and of calls of tools."""
 
     dialect: Dialect | None = None
     thinking: ThinkingMarkers | None = None

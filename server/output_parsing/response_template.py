@@ -1,4 +1,4 @@
-"""What a checkpoint says itself of its answers: the `response_template` of its tokenizer_config.json.
+"""Reads the `response_template` of tokenizer_config.json, which says how a model writes answers.
 
 transformers reads answers by it: fields for reasoning and calls, each with what opens and closes it and with
 the form of its content. What maps to one of our ways to write calls is taken; of regular expressions those

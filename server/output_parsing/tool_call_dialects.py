@@ -26,7 +26,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a family of models writes tool calls."""
+    """A way to write tool calls, of a family of models."""
 
     name: str
     """Its name in the options, which is the peers'."""

@@ -38,14 +38,14 @@ MOST_LEFT = 2 << 20
 
 
 class TemplateLimits(msgspec.Struct, frozen=True):
-    """What writing one conversation by its template may take, of what a body may."""
+    """The time and memory that one conversation's template may take."""
 
     seconds: float = 2.0
     memory: int = 256 << 20
 
 
 class BodySetup(msgspec.Struct, frozen=True):
-    """What the job is opened with."""
+    """The settings with which the job is opened."""
 
     tokenizer: TokenizerFiles
     options: ReadingOptions

@@ -1,4 +1,4 @@
-"""How the bodies of endpoints are read: the type of each, how long it may be, what its texts become."""
+"""The table of bodies: for each endpoint its type, its longest length, and the reader of its texts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TextsBody(PoolingRequestBody, Protocol):
 
 
 class ReadTexts(msgspec.Struct, frozen=True, gc=False):
-    """What has been read of the texts of a body."""
+    """The texts of a body as items for the engine."""
 
     items: list[PooledText]
     repeated: list[bytes] = []
@@ -212,7 +212,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class Reading(Generic[R]):
-    """How the texts of a body become what the engine gets."""
+    """Turns the texts of a body into what the engine gets."""
 
     name: str
     body: Any

@@ -30,7 +30,7 @@ from server.reading.body_table import Reading
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an endpoint uses the model for."""
+    """The use that an endpoint makes of the model."""
 
     rights: tuple[Right, ...]
     """The rights of which a client's key must have one."""

@@ -1,4 +1,4 @@
-"""What the system says in a conversation: where a template wants it, and tools that it is told of."""
+"""Puts system messages where a template wants them, and tells tools in them."""
 
 from __future__ import annotations
 

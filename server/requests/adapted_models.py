@@ -1,4 +1,4 @@
-"""What a model is to requests that an adapter computes, and what the files of an adapter say."""
+"""Reads the files of adapters, and makes the facts of the model for requests that name one."""
 
 from __future__ import annotations
 

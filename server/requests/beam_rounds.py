@@ -17,7 +17,7 @@ from worker.protocol import Sampling, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """What a client asks of a search."""
+    """The parameters of a search, as a client gives them."""
 
     width: int
     """The number of answers that are followed at a time, and of those that are found."""

@@ -1,4 +1,4 @@
-"""How answers are sampled where a request does not say: by the checkpoint, its authors, or the operator."""
+"""Reads the default sampling parameters, of generation_config.json or of the operator."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class RequestOutputKind(Enum):
 
 
 class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True):
-    """How tokens are chosen. None means the default: generation_config.json's value, else the neutral one."""
+    """The sampling parameters. None means the default: generation_config.json's, else the neutral one."""
 
     n: int = 1
     """The number of answers to each prompt."""

@@ -76,7 +76,7 @@ Side = str | list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What to compare: each query with the document at its index, or one query with all documents."""
+    """Texts to compare: each query with the document at its index, or one query with all documents."""
 
     queries: Sequence[Side]
     documents: Sequence[Side]

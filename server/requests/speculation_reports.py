@@ -1,4 +1,4 @@
-"""What became of the guesses for an answer, as answers tell it under vLLM's names."""
+"""Reports on the guesses for an answer, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from server.options.server_flags import GuessReportLevel
 
 
 class SpeculationReport(msgspec.Struct, kw_only=True):
-    """How often the guesses for one answer held; steps without guesses are not counted."""
+    """Counts of the guesses for one answer that held; steps without guesses are not counted."""
 
     num_spec_steps: int
     num_draft_tokens: int

@@ -69,7 +69,7 @@ class EngineTimes:
 
 
 class TimingReport(msgspec.Struct, kw_only=True):
-    """How the wall time of a request divides, in milliseconds: the first five parts add up to the total.
+    """The wall time of a request in milliseconds: the first five parts add up to the total.
 
     Where a request has several choices or texts, queue, prefill and decode are the times of the one that
     ended last; compute, steps and preemptions are sums over all.

@@ -59,7 +59,7 @@ _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 
 
 class _Asked(msgspec.Struct):
-    """What of a body says for which model it is. Whatever is wrong with it is refused where it is read."""
+    """The model that a body names. Whatever is wrong with the body is refused where it is read."""
 
     model: object = None
     name: object = None

@@ -46,7 +46,7 @@ _ALLOWED = {
 
 
 class CardMedia(msgspec.Struct):
-    """What a model takes beside text."""
+    """The media that a model takes beside text."""
 
     most: dict[str, int]
     """The most items of each kind in a prompt; kinds that the model does not take are missing."""

@@ -30,7 +30,7 @@ _METHODS = ("parse_data", "pre_process", "post_process")
 
 
 class PluggedRequest(PoolingBody):
-    """What the operator's class reads, in whatever form it has chosen."""
+    """The body that the operator's class reads, in whatever form it has chosen."""
 
     data: Any = Field(description="What the class of --io-processor-plugin reads.")
     task: str | None = Field(default=None, pattern="^plugin$", description="plugin, or left out.")
@@ -43,7 +43,7 @@ class PooledData:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """What the class gets of each prompt, under vLLM's names."""
+    """The vectors of a prompt that the class gets, under vLLM's names."""
 
     request_id: str
     outputs: PooledData

@@ -108,7 +108,7 @@ PRIORITIES = (b"x-priority", b"x-vllm-priority")
 
 
 class EngineCall:
-    """What holds for all texts of a request, and what every part of its answer repeats."""
+    """A request to the engine: its id, model and times, which every part of its answer repeats."""
 
     def __init__(self, request: Request, terms: RequestTerms, prefix: str) -> None:
         """`prefix` begins the answer's id."""

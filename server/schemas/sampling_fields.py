@@ -39,7 +39,7 @@ class Reasoning(BaseModel):
 
 
 class BudgetOptions(Body):
-    """What prompts of text may have, too."""
+    """The fields for a budget of thinking."""
 
     thinking_token_budget: Budget | None = optional(
         "The most tokens of reasoning, after which its end is written; -1 is no bound."
@@ -141,7 +141,7 @@ INCLUDE: Any = Field(
 
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
-    """What a request says of itself as a whole, whichever endpoint it is for."""
+    """The fields of a request as a whole, whichever endpoint it is for."""
 
     model: str | None = None
     request_id: str | None = None
@@ -334,7 +334,7 @@ def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk of a stream tells of one choice."""
+    """The part of a stream's chunk for one choice."""
 
     index: int
 

@@ -250,7 +250,7 @@ class Score(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RankedParts:
-    """What a ranking says, whichever API writes it."""
+    """A ranking, whichever API writes it."""
 
     id: str
     model: str

@@ -1,1 +1,1 @@
-"""How a recording becomes a text: its pieces, what is read of them, how good that is, and subtitles."""
+"""Turns recordings into text: cuts them, reads each piece, judges the reading, writes subtitles."""

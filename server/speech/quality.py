@@ -1,4 +1,4 @@
-"""How good a reading of a piece is: what of it is repeated, and how likely its tokens were."""
+"""Judges the reading of a piece by its repetitions, and by how likely its tokens were."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """When a reading is tried again, or left out. The values are OpenAI's."""
+    """Thresholds beyond which a reading is tried again, or left out. The values are OpenAI's."""
 
     compression_ratio: float = 2.4
     """A text that compresses by more repeats itself."""

@@ -12,7 +12,7 @@ _LEAST_SECONDS, _SEARCHED_SECONDS = 5.0, 10.0
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """What counts as silence. The names and values are OpenAI's."""
+    """The settings of voice detection. The names and values are OpenAI's."""
 
     threshold: float = 0.5
     """The level below which it is silent, from the quietest frames of a recording (0) to its loudest (1)."""

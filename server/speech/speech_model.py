@@ -1,4 +1,4 @@
-"""What a transcription asks of a model, whoever runs it."""
+"""The interface through which a transcription calls a model, whoever runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Draw(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of a piece are drawn."""
+    """The sampling of a piece's tokens."""
 
     temperature: float = 0.0
     top_p: float = 1.0

@@ -1,4 +1,4 @@
-"""What is asked of a transcription, and what comes of it."""
+"""The options of a transcription, and the segments and words that it returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a transcription."""
+    """The options of a transcription."""
 
     task: str = TRANSCRIBE
     language: str | None = None
@@ -60,7 +60,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """What a transcription has taken so far."""
+    """The pieces, retries and tokens that a transcription has taken so far."""
 
     pieces: int = 0
     retries: int = 0

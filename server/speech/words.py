@@ -1,4 +1,4 @@
-"""When each word is said: the cheapest way through a matrix of attention, and how tokens join to words."""
+"""Finds when each word is said, by the cheapest path through a matrix of attention."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ codecs.register_error("facet-byte-fallback", _one_mark_per_byte)
 
 
 class ByteDecoding(msgspec.Struct, frozen=True):
-    """How a tokenizer's tokens become text, when they become bytes first."""
+    """The rules by which a tokenizer's tokens become bytes, and these text."""
 
     token_bytes: Callable[[str], bytes]
     errors: str = "replace"

@@ -48,7 +48,7 @@ class TokenizerError(ValueError):
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True):
-    """Where a tokenizer is and how it is read, so that several processes can load the same one."""
+    """The files of a tokenizer and how to read them, so that several processes can load the same one."""
 
     folder: str
     cache: str

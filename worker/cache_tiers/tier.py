@@ -1,4 +1,4 @@
-"""What keeps records of an engine's cache elsewhere, as its scheduler sees it."""
+"""The interface of a cache tier, on disk or in the host's memory, as the scheduler calls it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _Read:
 
 
 class Adapters:
-    """What is loaded, and how. `read` may run beside steps, the other methods run between two of them."""
+    """Loads and drops adapters. `read` may run beside steps, the other methods run between two of them."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class WorkerCall(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=F
 
 
 class WorkerReturn(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
-    """What a method that was called has returned."""
+    """The return of a method that was called."""
 
     number: int
     result: Any = None
@@ -38,7 +38,7 @@ class CallWorkers(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """What each worker has returned."""
+    """The returns of all workers."""
 
     id: int
     returns: list[WorkerReturn]
@@ -52,7 +52,7 @@ BESIDE_STEPS = frozenset({READ_ADAPTER})
 
 
 class AdapterFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a worker tells of an adapter that it has loaded."""
+    """A worker's facts on an adapter that it has loaded."""
 
     bytes: int
     """The memory that it takes."""

@@ -214,7 +214,7 @@ class OutOfMemory(OSError):
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What a worker leaves behind."""
+    """The note that a worker leaves behind."""
 
     kills: int
     """The processes that had been killed when it began."""

@@ -1,4 +1,4 @@
-"""What threads of this process do: the stack of one, and how long all were ready to run and had no core."""
+"""Reads the stack of a thread of this process, and how long all threads waited for a core."""
 
 from __future__ import annotations
 

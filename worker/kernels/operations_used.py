@@ -17,7 +17,7 @@ from worker.kernels.compare_with_reference import Case
 
 
 class Uses:
-    """What a model asks of operations: which it calls, with which options, and the forms of its matrices."""
+    """The operations that a model calls, with which options, and the forms of its matrices."""
 
     is_known = False
     """Whether all of it was seen."""

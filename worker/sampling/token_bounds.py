@@ -1,4 +1,4 @@
-"""What may be sampled in the rows whose bounds follow their step.
+"""Masks the tokens that may not be sampled in rows whose bounds follow their step.
 
 A step that samples such rows waits for its `StepBounds` when its logits are there, and not before. It fails
 closed: without them, or if they are not exactly those of its bound rows, the step breaks.

@@ -1,4 +1,4 @@
-"""What the device computes of a step, between the packet that comes and the output that goes.
+"""Computes a step on the device, from the packet that comes to the output that goes.
 
 `Compute` is the plain way. A device may put one of its own in its place, which replays recordings of steps.
 """

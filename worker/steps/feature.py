@@ -64,7 +64,7 @@ class Passes(Protocol):
 
 
 class Feature:
-    """What a feature does at each moment: nothing, unless it overrides the hook."""
+    """The base of features. Each hook does nothing unless a feature overrides it."""
 
     # A worker opens.
 

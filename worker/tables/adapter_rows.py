@@ -18,7 +18,7 @@ Run = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AdapterReads:
-    """What a step reads of adapters, if some tokens have one: it is in all recordings of such steps."""
+    """The adapters that a step reads if some tokens have one: all recordings of such steps have them."""
 
     runs: Sequence[Run]
     tokens: int

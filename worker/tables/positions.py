@@ -23,7 +23,7 @@ Show = Callable[[ForwardContext], None]
 
 
 class Read(Protocol):
-    """What a step reads beside its tokens and their places, because of a feature."""
+    """A feature's reads of a step, beside its tokens and their places."""
 
     @property
     def in_single(self) -> bool:
@@ -71,7 +71,7 @@ _R = TypeVar("_R", bound=Read)
 
 @dataclass(slots=True)
 class Columns:
-    """What layouts read of a step: the fields of StepInput.seqs as lists, and what is read beside them."""
+    """The columns that layouts read: the fields of StepInput.seqs as lists, and features' reads."""
 
     slots: list[int]  # [B]
     starts: list[int]  # [B]

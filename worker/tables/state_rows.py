@@ -15,7 +15,7 @@ from worker.tables.staging import Packet
 
 @dataclass(frozen=True, slots=True)
 class StateReads:
-    """What a step reads of states, if layers keep some: it is in all recordings."""
+    """The states that a step reads if layers keep some: all recordings have them."""
 
     rows: Sequence[StateRow]
     in_single: bool = True

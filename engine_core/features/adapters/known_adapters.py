@@ -1,4 +1,4 @@
-"""What an engine notes of each adapter, of its loading, and of the requests that wait for it."""
+"""Records of an engine's adapters, of their loading, and of the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.calls.messages import AdapterFacts, WorkerReturn
 
 
 class PendingCall(Protocol):
-    """What every worker has returned of a call, which may not be there yet."""
+    """The returns of all workers to a call, which may not be there yet."""
 
     def done(self) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""What workers tell of experts that are balanced by load, for statistics."""
+"""Collects workers' reports on experts that are balanced by load, for statistics."""
 
 from __future__ import annotations
 

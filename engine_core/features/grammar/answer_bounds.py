@@ -1,4 +1,4 @@
-"""What may be sampled next in answers that have a grammar, or a budget of thinking, and what becomes of them.
+"""Tells workers which tokens may come next in answers with a grammar or a thinking budget.
 
 A matcher follows each such answer. Before rows of a step are sampled, the worker is told what the matchers
 allow. A sequence whose matcher is late sits steps out until it is known what may come next, or is ended;

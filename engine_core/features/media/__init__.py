@@ -1,1 +1,1 @@
-"""What prompts have beside tokens: media in place of some, and sources that an encoder reads."""
+"""Media in place of some of a prompt's tokens, and sources that an encoder reads."""

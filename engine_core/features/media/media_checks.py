@@ -1,4 +1,4 @@
-"""What requests may have beside tokens: checks of media and sources, and who refuses them for text models."""
+"""Checks the media and sources of requests, and refuses them where a model reads text alone."""
 
 from __future__ import annotations
 

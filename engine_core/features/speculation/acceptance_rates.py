@@ -1,4 +1,4 @@
-"""How often guesses hold, of all sequences and of each one."""
+"""Learns how often guesses hold, for all sequences together and for each one."""
 
 from __future__ import annotations
 

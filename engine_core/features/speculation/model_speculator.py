@@ -26,7 +26,7 @@ _TRIED_AGAIN, _TRIAL = 100, 2
 
 @dataclass(slots=True)
 class _Drafted:
-    """What is known of one sequence."""
+    """The drafts of one sequence."""
 
     most: int
     record: AcceptanceRecord = field(default_factory=AcceptanceRecord)

@@ -33,7 +33,7 @@ while the one before it runs. On a CPU, which would plan and compute at the same
 
 @dataclass(slots=True)
 class _Guessed:
-    """What is known of one sequence."""
+    """The guesses of one sequence, and how often its guesses held."""
 
     lookup: Lookup
     most: int
@@ -44,7 +44,7 @@ class _Guessed:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """How many tokens are guessed for each sequence, and what that gains."""
+    """The number of tokens to guess for each sequence, and the gain that is expected of them."""
 
     counts: dict[Sequence, int]
     gain: float

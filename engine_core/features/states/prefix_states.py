@@ -22,7 +22,7 @@ from worker.protocol import NewSeq, Sampling, SeqStep, StepOutput
 
 @dataclass(slots=True)
 class _Own:
-    """What is noted of a sequence that runs."""
+    """The states of a sequence that runs."""
 
     source: int = -1
     """The place of the remembered state from which its next step goes on, if it does."""

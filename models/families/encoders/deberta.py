@@ -197,7 +197,7 @@ class DebertaLayer(EncoderLayer):
 
 
 class Convolution(nn.Module):
-    """What the first layer gives, with a convolution over the embeddings of each text added."""
+    """Adds a convolution over the embeddings of each text to the first layer's result."""
 
     weight: nn.Parameter
     bias: nn.Parameter

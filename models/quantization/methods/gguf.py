@@ -99,7 +99,7 @@ def module_of_all(module: str) -> str:
 
 
 class GgufFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of its matrices, in the words that `models/gguf/config.py` gives it."""
+    """The fields on matrices that `models/gguf/config.py` writes for a file."""
 
     codings: dict[str, str]
     """GGML's name of the coding of each matrix that is not plain, by its module in the own checkpoint.

@@ -30,7 +30,7 @@ _BYTES = 1 << 19
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the blocks of a matrix hold."""
+    """The codes, scales and minimums in the blocks of a matrix."""
 
     codes: Tensor
     """[N, blocks, numbers] uint8."""
@@ -45,7 +45,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a block lies in its bytes."""
+    """The layout of a block in its bytes."""
 
     halves: tuple[int, ...]
     """The places of numbers of float16."""

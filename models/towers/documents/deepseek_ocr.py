@@ -42,7 +42,7 @@ _QUERIES = {"query_768_resolution": 144, "query_1024_resolution": 256}
 
 
 class _DocumentTower(nn.Module, ABC):
-    """What both versions share."""
+    """The tower that both versions share."""
 
     levels = 0
     passes = 2  # with the tiles, and with the whole page

@@ -1,4 +1,4 @@
-"""What guards connections, below FastAPI: no client can hold the server up by what it sends or does not
+"""Guards connections below FastAPI, so that no client holds the server up by what it sends or does not
 read.
 
 A request meets the guards in this order. Each refuses it in JSON, in the shape of the API that its path

@@ -94,7 +94,7 @@ async def read_body(
 
 
 class TakesMedia(Protocol):
-    """What says how large media may be."""
+    """An object that says how large media may be."""
 
     @property
     def most_bytes(self) -> int: ...

@@ -38,7 +38,7 @@ it; "to be closed" the client, to fetch a refusal."""
 
 @dataclass(frozen=True)
 class Shared:
-    """What all connections of a process share."""
+    """The limits, timers and handlers that all connections of a process share."""
 
     most: int
     """Connections that are served at a time."""

@@ -31,7 +31,7 @@ _MOST_HELD = 2 << 30
 
 
 class RecordingSetup(msgspec.Struct, frozen=True):
-    """What the job is opened with."""
+    """The settings with which the job is opened."""
 
     bands: int
     seconds: float
@@ -47,7 +47,7 @@ class RecordingOrder(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True, tag=True):
-    """What was found in a recording."""
+    """The length and the levels of a recording, as the helper found them."""
 
     samples: int
     """The samples at Whisper's rate."""

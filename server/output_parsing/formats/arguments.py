@@ -1,4 +1,4 @@
-"""What a tool's schema says of arguments that are written one by one, and not as one object of JSON."""
+"""Reads arguments that are written one by one, and not as one JSON object, by a tool's schema."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _references(schema: object) -> Iterator[str]:
 
 
 class NestedFormat(Protocol):
-    """How a dialect writes values in which objects and arrays are no JSON."""
+    """A dialect's way to write objects and arrays that are no JSON."""
 
     def write_string(self, lark: CallGrammar, tool: ToolForm, schema: object, name: str) -> str: ...
     def write_object(self, lark: CallGrammar, members: list[tuple[Member, str]], name: str) -> str: ...

@@ -1,4 +1,4 @@
-"""What all ways to write tool calls share: their interface, and the tools of their readers and grammars."""
+"""The interface of all formats of tool calls, and what their readers and grammars share."""
 
 from __future__ import annotations
 

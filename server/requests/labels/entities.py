@@ -41,7 +41,7 @@ class Entity(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class EntityOptions:
-    """What of a text is an entity."""
+    """The options of a search for entities: the threshold, and whether entities may overlap."""
 
     threshold: float
     """The probability that a score must be above."""

@@ -1,4 +1,4 @@
-"""What labels of a classifier mean in moderation: which categories each speaks for, from which score."""
+"""Maps a classifier's labels to the categories of moderation, each from some score on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What a moderation says of one text."""
+    """The result of moderation for one text."""
 
     flagged: bool
     categories: dict[str, bool]

@@ -52,7 +52,7 @@ _ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How the answers of one request are read, and what they are held to."""
+    """The format by which the answers of one request are read, and the grammar that holds them."""
 
     format: AnswerFormat | None = None
     """None where an answer is text and nothing else."""

@@ -70,7 +70,7 @@ def _line_of(error: ApiError) -> bytes:
 
 
 class _Said(msgspec.Struct):
-    """What an answer says, or a piece of it."""
+    """The content of an answer, or of a piece of it."""
 
     text: str = ""
     thinking: str = ""

@@ -1,4 +1,4 @@
-"""What Ollama tells of models: /api/tags, /api/show, /api/ps, /api/version; and what is refused."""
+"""Ollama's routes on models: /api/tags, /api/show, /api/ps, /api/version; pulls are refused."""
 
 from __future__ import annotations
 

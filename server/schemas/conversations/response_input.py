@@ -154,7 +154,7 @@ _RUN_BY_CLIENTS = (
 
 @dataclass(frozen=True, slots=True)
 class CalledAs:
-    """What a client calls a tool that the model knows by one name."""
+    """The name and namespace by which a client calls a tool that the model knows by one name."""
 
     name: str
     namespace: str | None = None

@@ -1,4 +1,4 @@
-"""What a tower takes of memory, and what of a prompt it lets tokens see."""
+"""Computes the memory that a tower takes, and which tokens see each other across media."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ with warnings.catch_warnings():  # torch warns once of bytes that are read only:
 
 @dataclass(slots=True)
 class MediaRead:
-    """What a step reads of its media, on the host: embeddings, and what tokens have because of them."""
+    """The embeddings and positions that a step reads because of its media, on the host."""
 
     tokens: list[np.ndarray]  # together [M]: the tokens of the step in whose place embeddings are put
     pieces: list[Tensor]  # together [M, (1 + levels) * H]; nothing where no tower is held

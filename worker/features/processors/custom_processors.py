@@ -36,7 +36,7 @@ OWN = {
 
 
 class MoveDirectionality(Enum):
-    """What a move within a batch does to the place that a request comes to."""
+    """The kind of a move within a batch: whether the request at its goal moves the other way."""
 
     UNIDIRECTIONAL = 0
     """Nobody is there any more."""
@@ -46,7 +46,7 @@ class MoveDirectionality(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchUpdate:
-    """What has changed in a batch since the last step, to be read in the order removed, added, moved."""
+    """The changes of a batch since the last step, to be read in the order removed, added, moved."""
 
     batch_size: int
     removed: Sequence[int]

@@ -80,7 +80,7 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """How many states there is memory for, alike on all ranks."""
+    """The number of states that there is memory for, alike on all ranks."""
 
     slots: int
     """The sequences that run at a time."""

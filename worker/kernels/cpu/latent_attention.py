@@ -27,7 +27,7 @@ _MOST_INDEX_HEADS, _MOST_INDEX_WIDTH = 64, 512
 
 
 class PackedLatent(nn.Parameter):
-    """What makes keys and values of latents, in panels: bytes that only `latent_attention` can read."""
+    """Matrices that make keys and values of latents, in panels that only `latent_attention` can read."""
 
     of_keys: Packed
     """A matrix [rank, nope] for each head, which turns queries into such of latents."""

@@ -108,7 +108,7 @@ def fits(heads: Heads, *tensors: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """How scores are made of products, and which keys are seen."""
+    """The options by which scores are made of products, and keys are seen."""
 
     scale: float
     window: int | None

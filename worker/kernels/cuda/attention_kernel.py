@@ -24,7 +24,7 @@ from triton.language import constexpr
 
 
 class Form(NamedTuple):
-    """What a variant is compiled for: the heads of a layer, and which keys their queries see."""
+    """The constants of a compiled variant: the heads of a layer, and which keys their queries see."""
 
     heads: int  # key heads
     group: int  # query heads for each of them

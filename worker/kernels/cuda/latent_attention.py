@@ -40,7 +40,7 @@ _MOST_RANK, _MOST_ROPE = 512, 128
 
 
 class LatentForm(NamedTuple):
-    """What a variant is compiled for: the heads of a layer, and the numbers of a cached row."""
+    """The constants of a compiled variant: the heads of a layer, and the numbers of a cached row."""
 
     heads: int  # query heads
     group: int  # the heads of a part, a power of two; the last part may have fewer

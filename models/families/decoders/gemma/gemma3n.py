@@ -107,7 +107,7 @@ class Streams(nn.ModuleList):
 
 
 class AltUp(nn.Module):
-    """What predicts the streams of a token ahead of a layer, and corrects them behind it."""
+    """Predicts the streams of a token ahead of a layer, and corrects them behind it."""
 
     prediction: nn.Parameter  # [count * count, count] float32
     correction: nn.Parameter  # [count, count] float32

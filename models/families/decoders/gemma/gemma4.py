@@ -38,7 +38,7 @@ _ROPES = {
 
 
 class OwnHeads(msgspec.Struct, frozen=True):
-    """What config.json says of the heads of a single layer."""
+    """The fields of config.json on the heads of a single layer."""
 
     head_dim: Size | None = None
     num_key_value_heads: Size | None = None

@@ -191,7 +191,7 @@ class TokenRows(_Spread):
 
 
 class RowGate(_Spread):
-    """What tokens' vectors for a layer add to the stream, as far as gates that read `x` let them."""
+    """Adds tokens' vectors for a layer to the stream, times gates that read `x`."""
 
     def __init__(self, size: int, width: int, fields: SharingFields) -> None:
         super().__init__()

@@ -182,7 +182,7 @@ def expand(
 
 @dataclass(frozen=True, eq=False)
 class ArenaLayer:
-    """What kernels are told of the adapters of a layer."""
+    """The arguments of kernels for the adapters of a layer."""
 
     number: int
     """The place of the layer in the tables of adapters."""

@@ -42,7 +42,7 @@ _HALVES: constexpr = constexpr(HALVES)
 
 
 class MatrixForm(NamedTuple):
-    """What a variant is compiled for: how a matrix is stored."""
+    """The constants of a compiled variant: the form in which a matrix is stored."""
 
     zero: int  # the byte that means 0 where there are no offsets
     bits: int  # of a code; 16 for numbers that are not codes

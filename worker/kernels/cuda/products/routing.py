@@ -24,7 +24,7 @@ _LEAST: constexpr = constexpr(-(1 << 63))
 
 
 class Rule(NamedTuple):
-    """What a variant is compiled for: how experts are chosen."""
+    """The constants of a compiled variant: the rule by which experts are chosen."""
 
     softmax: bool  # or else a sigmoid
     normalised: bool

@@ -88,7 +88,7 @@ class _Replay:
 
 
 class _Outcome(IntEnum):
-    """What came of an attempt. Of several ranks the lowest counts."""
+    """The outcome of an attempt. Of several ranks the lowest counts."""
 
     IMPOSSIBLE = 0
     NO_MEMORY = 1

@@ -42,7 +42,7 @@ _STEP: constexpr = constexpr(random_bits.STEP)
 
 
 class StepTensors(NamedTuple):
-    """What layers read of a step of T tokens of R rows."""
+    """The tensors that layers read of a step of T tokens of R rows."""
 
     ids: Tensor  # [T] int64, as are the next two
     positions: Tensor
@@ -97,7 +97,7 @@ def unread_step(
 
 
 class SampleTensors(NamedTuple):
-    """What the draw reads of R rows that sample, of each row one number."""
+    """The tensors that the draw reads of R rows that sample, of each row one number."""
 
     flat: Tensor  # int64: where the next token goes in the table of tokens
     top_k: Tensor  # int32, as is the next
