@@ -43,7 +43,7 @@ _SHED = (
 
 
 class Engines(Protocol):
-    """The engines, as admission asks them."""
+    """What admission asks the engines."""
 
     @property
     def stats(self) -> Stats | None: ...
