@@ -69,23 +69,20 @@ def same_for_all(response: httpx.Response) -> object:
 
 
 async def assert_the_same_if_long(
-    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any], dialect: str = ""
+    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
 ) -> None:
     """The answer to a body stays the same if the helper reads it, as it does long ones."""
-    headers = {"x-facet-dialect": dialect} if dialect else {}
-    short = await client.post(path, json=body, headers=headers)
+    short = await client.post(path, json=body)
     assert frontend.read_elsewhere == []
     with patch.object(endpoint, "is_long", lambda raw: True):
-        long = await client.post(path, json=body, headers=headers)
-    row = BY_PATH[path]
-    reading = row.dialects[cast(Any, dialect)] if dialect else row.reading
+        long = await client.post(path, json=body)
+    reading = BY_PATH[path].reading
     assert reading is not None and frontend.read_elsewhere == [reading.name]
     assert same_for_all(long) == same_for_all(short)
 
 
-async def post(client: httpx.AsyncClient, path: str, dialect: str = "", **body: Any) -> Any:
-    headers = {"x-facet-dialect": dialect} if dialect else {}
-    response = await client.post(path, json=body, headers=headers)
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await client.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 

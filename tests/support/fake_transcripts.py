@@ -2,8 +2,8 @@
 
 `flags` are those of `serve`, and `engine` says what the engine is: `reply` and other fields of a
 `FakeFrontend`, `facts` of its model as far as they differ, `vectors` for each text in turn, `tokenizer`, and
-errors by their class. `asked` is what the answer made the engine do: prompts, and parameters that are not
-the usual ones.
+errors by their class. `asked` is what the answer made the engine do: prompts, parameters that are not the
+usual ones, and grammars; `checked` is what was asked of the form of answers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fake_api import make_app, make_client
 from fake_frontend import BOS, FakeFrontend, byte_tokenizer, vectors
 from transcripts import Case, answer_of, asking, keep, request_of
 
+from engine_core.engine_stats import GuessReport, Timing
 from server import errors
 from server.frontend.text_output import Delta
 from server.model_facts import Facts
@@ -29,7 +30,7 @@ from server.requests.sampling_params import SamplingParams
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Sampling
 
-PLAIN = ("reply", "reply_ids", "per_step", "cached", "tokens_before_error")
+PLAIN = ("reply", "reply_ids", "per_step", "cached", "tokens_before_error", "waits", "expected")
 """Fields of a `FakeFrontend` that a transcript writes as they are."""
 _OPTIONS = (
     "priority",
@@ -40,6 +41,7 @@ _OPTIONS = (
     "reports_guesses",
     "interval",
     "replica",
+    "grammar",
 )
 """What the engine is told of a request beside its prompt and its parameters."""
 
@@ -77,8 +79,6 @@ def _note(tokens: Any, params: list[Any], options: Mapping[str, Any]) -> Any:
     told = {
         name: _builtins(options[name]) for name in _OPTIONS if options.get(name) not in (None, 0, "", False)
     }
-    if "grammar" in options:
-        told["grammar"] = True
     told.pop("interval", None) if told.get("interval") == 1 else None
     return [_text(list(tokens)), each[0] if len(each) == 1 else each, len(params), told]
 
@@ -115,11 +115,14 @@ def set_up(frontend: Noted, engine: Mapping[str, Any], plain: FakeFrontend) -> N
     frontend.tokenizer = _tokenizer(**engine["tokenizer"]) if "tokenizer" in engine else plain.tokenizer
     answers = iter(engine.get("vectors", ()))
     frontend.answer_of = lambda item: vectors(next(answers, [len(item.tokens), -1.5]))
+    frontend.guesses = msgspec.convert(engine.get("guesses"), GuessReport | None)
+    frontend.timing = msgspec.convert(engine.get("timing"), Timing | None)
     frontend.error, frontend.unready = _error(engine.get("error")), _error(engine.get("unready"))
     frontend.pool_errors = [one for one in [_error(engine.get("pool_error"))] if one is not None]
     slots, queue = engine.get("places", (plain.facts.ready.worker.max_num_seqs, None))
     frontend.with_places(slots, queue=queue)
     frontend.noted.clear()
+    frontend.checked.clear()
 
 
 def _tokenizer(more: Sequence[str] = (), **options: Any) -> Tokenizer:
@@ -161,5 +164,6 @@ async def replay(cases: Sequence[Case], folder: Path) -> list[Case]:
 async def _answered(client: httpx.AsyncClient, frontend: Noted, case: Case, kept: dict[str, str]) -> Case:
     response = await client.request(**request_of(case, kept))
     keep(case, response, kept)
-    noted = {"asked": list(frontend.noted)} if frontend.noted else {}
+    noted: Case = {"asked": list(frontend.noted)} if frontend.noted else {}
+    noted |= {"checked": [_builtins(one) for one in frontend.checked]} if frontend.checked else {}
     return {**asking(case), **answer_of(case, response, live=False), **noted}

@@ -4,8 +4,8 @@ tests/transcripts.
 A line is a case. `ask` is the method and the path, `headers` and `body` are what is sent, and `status`,
 `told` (headers that matter) and `answer` are what comes back: JSON, the text of anything else, or in
 `events` what a stream says. `keep` names parts of the answer for later lines, which write them as `{name}`.
-What differs from run to run (ids, times, hits of the cache) stands as `#`; numbers that are computed may
-differ in their last digits.
+A body that says what no long one can is `short`. What differs from run to run (ids, times, hits of the
+cache) stands as `#`; numbers that are computed may differ in their last digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[1] / "transcripts"
 HEADERS = ("allow", "retry-after", "warning", "www-authenticate", "x-ratelimit-limit-requests", "metadata")
 """The headers of answers that clients read, beside the content type."""
 
-ANSWERING = ("status", "told", "answer", "events", "asked")
+ANSWERING = ("status", "told", "answer", "events", "asked", "checked")
 """The fields of a case that hold its answer."""
 
 Case = dict[str, Any]

@@ -6,11 +6,9 @@ import httpx
 import msgspec
 import openai
 import pytest
-from fake_api import make_app, make_client, post_stream
+from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
-PATH = "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
 TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}},
@@ -24,21 +22,6 @@ def client(frontend: FakeFrontend) -> httpx.AsyncClient:
     frontend.reply = ANSWER
     frontend.facts = msgspec.structs.replace(frontend.facts, max_model_len=4096)
     return make_client(make_app(frontend, tool_call_parser="hermes", reasoning_parser="qwen3"))
-
-
-async def test_chunks_without_a_delta_are_sent_for_what_else_they_tell(
-    frontend: FakeFrontend, client: httpx.AsyncClient
-) -> None:
-    frontend.reply, frontend.per_step = CALL, 1
-    told = {"return_token_ids": True}
-    chunks = await post_stream(client, PATH, messages=[USER], tools=[TOOL], **told)
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert [one["delta"] for one in choices].count({}) > 0
-    assert [id for one in choices for id in one.get("token_ids", ())][: len(CALL)] == list(CALL.encode())
-    usage = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = await post_stream(client, PATH, messages=[USER], tools=[TOOL], stream_options=usage)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert sorted(set(counts)) == list(range(max(counts) + 1))
 
 
 async def test_openais_client_collects_a_stream(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import assert_the_same_if_long, make_app, make_client
+from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, FakeLongBodies
 
 from server.http.connection.bodies import BODY_MEMORY
@@ -16,72 +16,12 @@ TALK = [
     {"role": "system", "content": "be"},
     {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
 ]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", {"prompt": "hi", "echo": True, "logprobs": 1, "max_tokens": 2}),
-    ("/v1/completions", {"prompt": ["a", "bc"], "n": 2, "max_tokens": 2, "return_token_ids": True}),
-    ("/v1/completions", {"prompt": [[1, 2], [3]], "max_tokens": 2, "echo": True, "return_token_ids": True}),
-    ("/v1/completions", {"prompt": "x" * 300, "truncate_prompt_tokens": 5, "echo": True, "max_tokens": 1}),
-    ("/v1/completions", {"prompt": "hi", "stream": True, "return_token_ids": True, "max_tokens": 2}),
-    ("/v1/completions", {"prompt": "hi", "logit_bias": {"1": 2}, "stop": "x", "seed": 1, "max_tokens": 1}),
-    ("/v1/completions", {"prompt": "hi", "temperature": 3}),
-    ("/v1/completions", {"prompt": "hi", "temprature": 3}),
-    ("/v1/completions", {"prompt": ["a"] * 257}),
-    ("/v1/completions", {"prompt": "x" * 300}),
-    ("/v1/completions", {"prompt": "hi", "model": "none"}),
-    ("/v1/chat/completions", {"messages": TALK, "tools": [TOOL], "max_tokens": 3}),
-    (
-        "/v1/chat/completions",
-        {"messages": TALK, "echo": True, "continue_final_message": True, "max_tokens": 3},
-    ),
-    ("/v1/chat/completions", {"messages": TALK, "stream": True, "max_tokens": 3, "return_token_ids": True}),
-    ("/v1/chat/completions", {"messages": TALK, "chat_template_kwargs": {"mood": "calm"}, "max_tokens": 1}),
-    ("/v1/chat/completions", {"messages": TALK, "chat_template": "{{ 1 }}"}),
-    ("/v1/chat/completions", {"messages": TALK, "reasoning_effort": "low", "max_tokens": 1}),
-    ("/v1/chat/completions", {"messages": TALK, "tools": []}),
-    ("/v1/chat/completions", {"messages": [{"role": "hacker"}]}),
-    ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
-    ("/tokenize", {"messages": TALK}),
-    ("/detokenize", {"tokens": [104, 105]}),
-    ("/detokenize", {"tokens": [1000]}),
-    ("/v1/embeddings", {"input": "hi"}),
-    ("/v1/embeddings", {"input": ["hi", "there"], "encoding_format": "base64"}),
-    ("/v1/embeddings", {"input": [[1, 2, 3], [4]], "encoding_format": "bytes"}),
-    ("/v1/embeddings", {"input": [TALK, TALK]}),
-    ("/v1/embeddings", {"messages": TALK, "add_special_tokens": True}),
-    ("/v1/embeddings", {"input": ["x" * 300], "truncate_prompt_tokens": 4}),
-    ("/v1/embeddings", {"input": ["x" * 300]}),
-    ("/v1/embeddings", {"input": ["a"] * 11}),
-    ("/v1/embeddings", {"input": "hi", "prompt_name": "none"}),
-    ("/pooling", {"input": ["hi"], "task": "token_embed"}),
-    ("/classify", {"input": ["hi", "ho"]}),
-    ("/v2/embed", {"texts": ["hi", "ho"], "embedding_types": ["float"]}),
-    ("/v2/embed", {"inputs": [{"content": "hi"}], "truncate": "NONE"}),
-    ("/embed", {"inputs": "hi"}),
-    ("/embed", {"inputs": ["hi", "ho"], "truncate": True}),
-    ("/embed_all", {"inputs": ["hi"]}),
-    ("/predict", {"inputs": "hi"}),
-    ("/predict", {"inputs": [["hi"], ["a", "b"]], "raw_scores": True}),
-    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}),
-    ("/score", {"text_1": "a", "text_2": ["b", "cc"]}),
-    ("/v1/score", {"queries": ["a", "b"], "documents": ["b", "cc"]}),
-    ("/score", {"text_1": ["a", "b"], "text_2": ["b", "c", "d"]}),
-    ("/rerank", {"query": "a", "documents": ["b", "dddd", "cc"]}),
-    ("/rerank", {"query": "a", "documents": ["b", "cc"], "return_documents": False, "top_n": 1}),
-]
 
 
 @pytest.fixture(autouse=True)
 def served(frontend: FakeFrontend) -> None:
     tasks = ("generate", "embed", "token_embed", "classify")
     frontend.serve(*tasks, score_type="bi-encoder", limits=Limits(inputs=10))
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_the_answer_is_that_to_a_short_body(
-    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
-) -> None:
-    await assert_the_same_if_long(client, frontend, path, body)
 
 
 async def test_a_template_of_a_request_is_for_the_helper(frontend: FakeFrontend) -> None:

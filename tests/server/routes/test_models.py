@@ -4,8 +4,6 @@ import httpx
 from fake_frontend import FakeFrontend
 from media_frontend import let_see
 
-from server.errors import Unavailable
-
 
 async def test_a_card_tells_which_media_the_model_takes(
     frontend: FakeFrontend, client: httpx.AsyncClient
@@ -13,10 +11,3 @@ async def test_a_card_tells_which_media_the_model_takes(
     let_see(frontend, max_media_mb=3, limit_mm_per_prompt={"image": 2})
     card = (await client.get("/v1/models/tiny")).json()
     assert card["media"] == {"most": {"image": 2, "video": 16}, "max_bytes": 3 << 20}
-
-
-async def test_while_loading(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
-    frontend.unready = Unavailable("still loading", retry_after=2)
-    response = await client.get("/v1/models")
-    assert response.status_code == 503
-    assert response.headers["retry-after"] == "2"

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from fake_api import post, refusal
+from fake_api import post
 from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
@@ -77,18 +77,6 @@ async def test_outputs(client: httpx.AsyncClient, all_three: FakeFrontend) -> No
     assert await post(client, SPARSE, inputs=["a"]) == [
         [{"index": 3, "value": 0.5}, {"index": 70, "value": 2}]
     ]
-
-
-async def test_outputs_that_a_model_does_not_give(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    error = await refusal(client, EMBED, input="a", outputs=["dense", "sparse"])
-    assert "gives the outputs dense, tokens, and not 'sparse'" in error["message"]
-    error = await refusal(client, SPARSE, inputs="a")
-    assert "does not do the task 'sparse_embed'" in error["message"]
-    frontend.serve("sparse_embed")
-    frontend.answer_of = answer
-    assert (await post(client, EMBED, input="a", outputs=["sparse"]))["data"][0]["sparse"] == JSON["sparse"]
-    error = await refusal(client, EMBED, input="a")
-    assert "It does: sparse_embed (POST /embed_sparse)" in error["message"]
 
 
 @pytest.mark.parametrize(

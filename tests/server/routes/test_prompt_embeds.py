@@ -166,13 +166,6 @@ async def test_chats_are_cut(
     assert bytes(item.pixels.data) == rows.numpy().tobytes()
 
 
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"prompt_logprobs": 1}])
-async def test_the_helper_reads_long_chats(
-    client: httpx.AsyncClient, frontend: FakeFrontend, more: dict[str, Any]
-) -> None:
-    await assert_the_same_if_long(client, frontend, CHAT, said("one", PART, **more))
-
-
 async def test_chats_with_pictures_beside_them(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     frontend.serve("generate", row_width=40)
     async with seeing(frontend):
@@ -187,29 +180,3 @@ async def test_chats_with_pictures_beside_them(client: httpx.AsyncClient, fronte
 
 BROKEN = ROWS.clone()
 BROKEN[1, 3] = float("inf")
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"prompt_embeds": "A"}, "torch.save wrote of one contiguous tensor [tokens, 6] in float32, float16"),
-        ({"prompt_embeds": ["é"]}, "torch.save wrote"),
-        ({"prompt_embeds": [FILE, encoded([1])]}, "torch.save wrote"),
-        ({"prompt_embeds": encoded(ROWS.long())}, "torch.save wrote"),
-        ({"prompt_embeds": encoded(BROKEN)}, "finite numbers in rows of 6"),
-        ({"prompt_embeds": encoded(ROWS[:, :5].contiguous())}, "these have the shape [9, 5]"),
-        ({"prompt_embeds": encoded(torch.zeros(300, 6))}, "maximum context length is"),
-        ({"prompt_embeds": 5}, "prompt_embeds"),
-        ({"prompt_embeds": [FILE] * 257}, "at most 256"),
-        ({"prompt_embeds": [FILE] * 2, "prompt": ["a"] * 255}, "at most 256"),
-        ({"prompt_embeds": FILE, "echo": True}, "show tokens of a prompt"),
-        ({"prompt_embeds": FILE, "prompt_logprobs": 0}, "show tokens of a prompt"),
-        ({"prompt_embeds": []}, "Either prompt or prompt_embeds"),
-        ({"prompt_embeds": None, "prompt": None}, "Either prompt or prompt_embeds"),
-    ],
-)
-async def test_what_is_no_prompt_is_refused(
-    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], message: str
-) -> None:
-    assert message in (await refusal(client, PATH, **body))["message"]
-    assert not frontend.asked

@@ -23,13 +23,3 @@ async def test_the_root_is_read_without_a_key_and_answers_with_one_only(frontend
         assert (await client.post("/", json={"inputs": "hi"})).status_code == 401
         headers = {"Authorization": "Bearer secret"}
         assert (await client.post("/", json={"inputs": "hi"}, headers=headers)).status_code == 200
-
-
-async def test_options_that_bring_a_path_are_named() -> None:
-    async with make_client(make_app(FakeFrontend(), disable_page=True)) as client:
-        page = await client.get("/")
-        assert (
-            page.status_code == 404 and "--disable-page has turned it off" in page.json()["error"]["message"]
-        )
-        order = await client.post("/collective_rpc", json={})
-        assert order.status_code == 404 and "with --server-dev-mode" in order.json()["error"]["message"]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from engine_core.protocol import Standing
 from server.access.admission import Admission
 from server.access.request_state import state_of
-from server.errors import BadRequest, Internal, Overloaded, Unavailable
+from server.errors import Unavailable
 from server.http import sse
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
@@ -22,41 +22,7 @@ TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]
 ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK])
 
 
-def texts_of(chunks: list[Any]) -> list[str]:
-    """The text of each chunk, but for the one with the role."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    texts = [choice["delta"]["content"] if "delta" in choice else choice["text"] for choice in choices]
-    return texts[1:] if "delta" in choices[0] else texts
-
-
 # Tokens that bring no text yet
-
-
-@pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
-@pytest.mark.parametrize(
-    ("reply", "options", "texts"),
-    [
-        ("aé🙂", {}, ["a", "", "é", "", "", "", "🙂", ""]),
-        ("at stop", {"stop": "atom"}, ["", "", "at ", "s", "t", "o", "p", ""]),
-        ("at last", {"stop": "last"}, ["a", "t", " ", "", "", "", ""]),
-        ("aé🙂", {"stream_interval": 2}, ["a", "é", "", "🙂", ""]),
-    ],
-)
-async def test_every_step_is_an_event_even_without_text(
-    frontend: FakeFrontend,
-    client: httpx.AsyncClient,
-    path: str,
-    body: dict[str, Any],
-    reply: str,
-    options: dict[str, Any],
-    texts: list[str],
-) -> None:
-    """Part of a character, or of a possible stop string, is an event that shows that a token has come."""
-    frontend.reply, frontend.per_step = reply, 1
-    response = await client.post(path, json={**body, **options, "stream": True})
-    *chunks, done = events(response.text)
-    assert done == "[DONE]"
-    assert texts_of(chunks) == texts
 
 
 @pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
@@ -137,50 +103,6 @@ async def test_a_client_that_splits_lines_as_unicode_does_gets_whole_events(
 # Breaking off
 
 
-@ENDPOINTS
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (Overloaded("full", retry_after=3), 503),
-        (BadRequest("no"), 400),
-        (Internal("broken"), 500),
-    ],
-)
-async def test_an_error_before_the_first_token_has_its_own_status(
-    frontend: FakeFrontend,
-    client: httpx.AsyncClient,
-    path: str,
-    body: dict[str, Any],
-    streamed: bool,
-    error: Any,
-    status: int,
-) -> None:
-    frontend.error = error
-    response = await client.post(path, json={**body, "stream": streamed})
-    assert response.status_code == status
-    assert response.json() == error.body()
-    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
-    assert frontend.running == 0
-
-
-@ENDPOINTS
-async def test_an_answer_that_breaks_off_does_not_look_finished(
-    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    frontend.error = Unavailable("The engine has stopped.")
-    frontend.tokens_before_error = 6
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    response = await client.post(path, json={**body, **options})
-    assert response.status_code == 200
-    *chunks, last = events(response.text)
-    assert last == frontend.error.body()
-    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
-    assert frontend.running == 0
-    whole = await client.post(path, json=body)
-    assert (whole.status_code, frontend.running) == (503, 0)
-
-
 async def test_a_bug_in_a_stream_tells_nothing_of_itself(
     frontend: FakeFrontend, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,25 +165,6 @@ async def test_comments_say_what_a_stream_waits_for(
 
 
 # Entry
-
-
-@ENDPOINTS
-async def test_while_loading_every_request_is_told_so(
-    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    frontend.unready = Unavailable("The model is still loading.", retry_after=2)
-    for sent in (body, {"nonsense": True}):
-        response = await client.post(path, json=sent)
-        assert response.status_code == 503
-        assert response.headers["retry-after"] == "2"
-
-
-@pytest.mark.parametrize(
-    "kind", ["application/json", "application/json; charset=utf-8", "application/x+json"]
-)
-async def test_json_under_its_names(client: httpx.AsyncClient, kind: str) -> None:
-    response = await client.post(TEXT[0], content=b'{"prompt": "hi"}', headers={"content-type": kind})
-    assert response.status_code == 200
 
 
 async def test_the_docs_show_every_field(client: httpx.AsyncClient) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import events, make_app, make_client, post, post_stream
+from fake_api import make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
 from engine_core.engine_stats import Timing
-from server.errors import Overloaded, Unavailable
+from server.errors import Overloaded
 from server.options.server_flags import ReportOptions
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
@@ -223,28 +223,6 @@ async def test_a_stream_that_waits_sends_its_head_before_the_first_token(
     assert head["status"] == 200
     assert dict(head["headers"])[EXPECTED.encode()] == b"2500.0"
     assert (nothing["body"], nothing["more_body"]) == (b"", True)
-
-
-@GENERATING
-async def test_an_error_after_the_early_head_is_an_event(
-    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    frontend.waits, frontend.expected, frontend.error = True, 2.5, Unavailable("The engine has stopped.")
-    response = await client.post(path, json={**body, "stream": True})
-    assert response.status_code == 200
-    assert events(response.text) == [frontend.error.body()]
-
-
-@GENERATING
-async def test_a_stream_that_waited_has_the_usual_chunks(
-    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    usual = await post_stream(client, path, **body)
-    frontend.waits, frontend.expected = True, 2.5
-    waited = await post_stream(client, path, **body)
-    for chunk in (*usual, *waited):
-        del chunk["id"], chunk["created"]
-    assert waited == usual
 
 
 @pytest.mark.parametrize(("path", "body"), [TEXT, POOLING[0]])

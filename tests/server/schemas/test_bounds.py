@@ -10,6 +10,7 @@ from server.schemas.body import Body
 from server.schemas.chat import ChatRequest
 from server.schemas.cohere import CohereRequest
 from server.schemas.completions import CompletionRequest
+from server.schemas.messages import MAX_MESSAGES
 from server.schemas.pooling_bodies import EmbeddingRequest
 from server.schemas.scores import RerankRequest, ScoreRequest
 from server.schemas.tei import EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest
@@ -95,12 +96,13 @@ def test_entries_of_too_long_a_list_are_not_read() -> None:
         (CompletionRequest, {**TEXT, "stop_token_ids": [1, *["x"] * 900]}, ("stop_token_ids", 1)),
         (CompletionRequest, {**TEXT, "allowed_token_ids": ["x"] * 200_000}, ("allowed_token_ids", 0)),
         (ChatRequest, {"messages": [1] * 4000}, ("messages", 0)),
+        (ChatRequest, {"messages": TALK["messages"] * (MAX_MESSAGES + 1)}, ("messages",)),
         (ChatRequest, {**TALK, "documents": [1] * 1000}, ("documents", 0)),
         (CohereRequest, {"texts": [1] * 16000}, ("texts", 0)),
         (DetokenizeRequest, {"tokens": ["x"] * 100_000}, ("tokens", 0)),
     ],
 )
-def test_a_list_has_one_error(kind: type[Body], body: dict[str, Any], place: tuple[str, int]) -> None:
+def test_a_list_has_one_error(kind: type[Body], body: dict[str, Any], place: tuple[str | int, ...]) -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(kind).validate_python(body)
     [error] = refused.value.errors()

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import assert_the_same_if_long, leave
+from fake_api import leave
 from fake_frontend import FakeFrontend
 from media_frontend import PAD, PICTURE, SMALL, seeing
 from starlette.types import ASGIApp
@@ -40,10 +40,6 @@ async def refusal(client: httpx.AsyncClient, path: str, body: dict[str, Any], st
     return response.json()["error"]
 
 
-def prompt_of(frontend: FakeFrontend) -> str:
-    return bytes(frontend.asked[-1][0]).decode()
-
-
 def without_ids(calls: list[Any]) -> list[Any]:
     return [call["function"] for call in calls]
 
@@ -63,37 +59,10 @@ async def test_a_whole_chat(frontend: FakeFrontend, client: httpx.AsyncClient) -
     assert answer["total_duration"] > 0 and answer["created_at"].endswith("Z")
 
 
-async def test_formats_and_thinking(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    body = {"model": "tiny", "messages": TALK}
-    for format, checked in (("json", "json_object"), (schema, "json")):
-        await ask(client, CHAT, body, format=format)
-        assert getattr(frontend.checked[-1].params, checked)  # type: ignore[union-attr]
-    count = len(frontend.checked)
-    await ask(client, CHAT, body, format="")
-    assert len(frontend.checked) == count
-    await ask(client, CHAT, body, think="high")
-    assert "(high)" in prompt_of(frontend)
-    await ask(client, CHAT, body, think=False)
-
-
 async def test_a_client_that_leaves_ends_the_request(app: ASGIApp, frontend: FakeFrontend) -> None:
     frontend.gate, frontend.reply = asyncio.Event(), "Hello, world."
     await asyncio.wait_for(leave(app, CHAT, {"model": "tiny", "messages": TALK}, after=1), 60)
     assert (frontend.running, frontend.finished) == (0, 0)
-
-
-@pytest.mark.parametrize("body", [BODY, {**BODY, "stream": False}, {**BODY, "options": {"num_ctx": 60}}])
-async def test_long_bodies_are_answered_alike(
-    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any]
-) -> None:
-    frontend.reply = "Hello."
-    fixed = {"options": {"num_predict": 3}, **body}
-    if body.get("stream", True):
-        fixed["model"] = "none"  # lines have times, which differ
-    else:
-        fixed["format"] = "yaml"
-    await assert_the_same_if_long(client, frontend, CHAT, {**fixed, "tools": None})
 
 
 @pytest.mark.parametrize("file", [PICTURE, SMALL])
