@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from models.checkpoint.weights import Weights, load
 from models.conversion.pooling_models import PoolingModel
 from models.conversion.task_poolers import label_pooler
-from models.families.decoders.llama import InternLM2ForCausalLM
-from models.families.decoders.qwen import Qwen2ForCausalLM
+from models.families.decoders.llama import InternLM2ForCausalLM, Qwen2ForCausalLM
 from models.layers.stages import if_held
 from models.model import ModelSetup
 from models.pooling.projection import Matrix

@@ -9,7 +9,7 @@ import msgspec
 
 from models.config import ConfigError, Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import PRE_NORMS, DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.decoder_spec import PRE_NORMS, DecoderFields, DecoderSpec, Norms
 from models.families.decoders.gpt import ALL_BIASES, GPT_TRUNKS, LAYER_NORMS
 from models.layers.attention import alibi_slopes
 from models.layers.rotary import Rope
@@ -58,8 +58,8 @@ class FalconFields(DecoderFields, frozen=True, kw_only=True):
             slopes=slopes if self.alibi else None,
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None if self.alibi else rope),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return not self.alibi
 
     def norms(self) -> Norms:
         if not self.parallel_attn:
@@ -99,8 +99,8 @@ class BloomFields(DecoderFields, frozen=True, kw_only=True):
             slopes=alibi_slopes(setup.config.num_heads),
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return False
 
 
 class BloomForCausalLM(DecoderForCausalLM):
@@ -156,8 +156,8 @@ class MptFields(DecoderFields, frozen=True, kw_only=True):
             logit_scale=size**-0.5 if self.logit_scale == "inv_sqrt_d_model" else self.logit_scale or 1.0,
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return False
 
 
 class MptForCausalLM(DecoderForCausalLM):

@@ -9,7 +9,7 @@ import msgspec
 
 from models.config import Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, Norms
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 
@@ -45,9 +45,8 @@ class Cohere2Fields(CohereFields, frozen=True, kw_only=True):
             else None
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        layers = super().layers(setup, rope)
-        return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
+    def sees_positions(self, index: int) -> bool:
+        return self.window(index) is not None
 
 
 class CohereForCausalLM(DecoderForCausalLM):

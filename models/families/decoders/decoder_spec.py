@@ -164,9 +164,17 @@ class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
 
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
         return tuple(
-            LayerSpec(rope=rope, window=self.window(index), experts=self.experts(index))
+            LayerSpec(
+                rope=rope if self.sees_positions(index) else None,
+                window=self.window(index),
+                experts=self.experts(index),
+            )
             for index in range(setup.config.num_layers)
         )
+
+    def sees_positions(self, index: int) -> bool:
+        """Whether a layer rotates queries and keys by their positions."""
+        return True
 
     def window(self, index: int) -> int | None:
         """The window of a layer; None means that it has none."""

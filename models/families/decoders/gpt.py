@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from models.config import Eps, Size
+from models.config import ConfigError, Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.llama import LlamaFields
 from models.layers.embedding import check_learned_positions
 from models.layers.rotary import Rope, plain_rope, read_rope
 from models.model import ModelSetup
@@ -187,8 +188,8 @@ class OPTFields(DecoderFields, frozen=True, kw_only=True):
             embedding_width=self.word_embed_proj_dim,
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return False
 
 
 class OPTForCausalLM(DecoderForCausalLM):
@@ -225,3 +226,47 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
     fields = Starcoder2Fields
     fixed = LAYER_NORMS
     saved_names = {"up_proj": "c_fc", "down_proj": "c_proj"}
+
+
+class NemotronFields(LlamaFields, frozen=True, kw_only=True):
+    default_part: ClassVar[float] = 0.5
+
+    rms_norm_eps: Eps = msgspec.field(name="norm_eps", default=1e-5)
+    hidden_act: str = "relu2"
+
+
+class NemotronForCausalLM(DecoderForCausalLM):
+    """Nemotron-4 and Minitron: layer norms of 1 + w, and MLPs without gates that square what is positive."""
+
+    fields = NemotronFields
+    fixed = {**LAYER_NORMS, "norm_offset": 1.0}
+
+
+class PhiFields(DecoderFields, frozen=True, kw_only=True):
+    default_part: ClassVar[float] = 0.5
+
+    rms_norm_eps: Eps = msgspec.field(name="layer_norm_eps", default=1e-5)
+    hidden_act: str = "gelu_new"
+    qk_layernorm: bool = False
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        if self.qk_layernorm:
+            raise ConfigError(
+                "config.json of this Phi normalises queries and keys ('qk_layernorm'), which no published "
+                "one does: --model-impl transformers serves it"
+            )
+        return super().spec(setup, rope)
+
+
+class PhiForCausalLM(DecoderForCausalLM):
+    """Phi-1, 1.5 and 2: attention and MLP beside each other behind one norm, and biases everywhere."""
+
+    fields = PhiFields
+    fixed = {
+        **LAYER_NORMS,
+        **ALL_BIASES,
+        "norms": Norms(before_attention="input_layernorm"),
+        "is_parallel": True,
+        "head_bias": True,
+    }
+    saved_names = {"o_proj": "dense", "up_proj": "fc1", "down_proj": "fc2", "norm": "final_layernorm"}

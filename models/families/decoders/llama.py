@@ -1,4 +1,4 @@
-"""Llama, and families that are Llama with a switch or two: Mistral, Arcee, SmolLM3 and their kin."""
+"""Llama, and families that are Llama with a switch or two: Mistral, Qwen, GLM, Granite and their kin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import msgspec
 
 from models.config import Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.decoder_spec import (
+    POST_NORMS,
+    PRE_NORMS,
+    WITHOUT_BIASES,
+    DecoderFields,
+    DecoderSpec,
+    Norms,
+)
 from models.layers.attention import QueryGrowth
-from models.layers.rotary import Rope
+from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
 
 
@@ -167,17 +174,13 @@ class SmolLM3Fields(LlamaFields, frozen=True, kw_only=True):
     no_rope_layer_interval: int = 4
     use_sliding_window: bool = False
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        layers = enumerate(super().layers(setup, rope))
-        return tuple(layer if self.has_rope(index) else replace(layer, rope=None) for index, layer in layers)
-
-    def has_rope(self, index: int) -> bool:
+    def sees_positions(self, index: int) -> bool:
         if self.no_rope_layers is not None:
             return bool(self.no_rope_layers[index])
         return (index + 1) % self.no_rope_layer_interval != 0
 
     def window(self, index: int) -> int | None:
-        slides = self.use_sliding_window and self.slides(index, not self.has_rope(index))
+        slides = self.use_sliding_window and self.slides(index, not self.sees_positions(index))
         return self.sliding_window if slides else None
 
 
@@ -185,3 +188,173 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
     """SmolLM3: Llama in which every few layers see no positions."""
 
     fields = SmolLM3Fields
+
+
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+class ApertusFields(DecoderFields, frozen=True, kw_only=True):
+    default_theta: ClassVar[float] = 12000000.0
+
+    rms_norm_eps: Eps = 1e-5
+    hidden_act: str = "xielu"
+
+    def rope(self, setup: ModelSetup) -> Rope:
+        raw, head_dim = setup.config.raw, setup.config.head_dim
+        if not (raw.get("rope_scaling") or raw.get("rope_parameters")):
+            raw = {**raw, "rope_scaling": _APERTUS_ROPE}
+        return read_rope(raw, head_dim, setup.max_len, default_theta=self.default_theta)
+
+
+class ApertusForCausalLM(DecoderForCausalLM):
+    """Apertus: Llama with normalised heads, and MLPs without gates whose activation learns its two curves."""
+
+    fields = ApertusFields
+    fixed = {
+        "is_gated": False,
+        "qk_norm": "head",
+        "norms": Norms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    }
+
+
+class Exaone4Fields(DecoderFields, frozen=True, kw_only=True):
+    rms_norm_eps: Eps = 1e-5
+    sliding_window: Size | None = 4096
+    sliding_window_pattern: int | str | None = 4
+    """The number of layers of which the last has no window, or a letter for each of them, "L" for windows."""
+
+    def window(self, index: int) -> int | None:
+        pattern = self.sliding_window_pattern or 1
+        if isinstance(pattern, str):
+            is_near = pattern[index % len(pattern)] == "L"
+        else:
+            is_near = (index + 1) % pattern != 0
+        return self.sliding_window if self.slides(index, is_near) else None
+
+    def sees_positions(self, index: int) -> bool:
+        return self.sliding_window is None or self.window(index) is not None
+
+
+class Exaone4ForCausalLM(DecoderForCausalLM):
+    """EXAONE 4: norms after attention and MLP; where most layers have windows, others see no positions."""
+
+    fields = Exaone4Fields
+    fixed = {"norms": POST_NORMS, "qk_norm": "head", **WITHOUT_BIASES}
+
+
+class GlmFields(DecoderFields, frozen=True, kw_only=True):
+    default_part: ClassVar[float] = 0.5
+
+    rms_norm_eps: Eps = 1.5625e-07
+    attention_bias: bool = True
+
+
+class GlmForCausalLM(DecoderForCausalLM):
+    """GLM-4: rotation of neighbouring dimensions, half of each head's, and gate and up in one."""
+
+    fields = GlmFields
+    fixed = {"turns_neighbours": True, "gate_up_in_one": True, "o_bias": False}
+
+
+class Glm4ForCausalLM(GlmForCausalLM):
+    """GLM-4-0414: GLM-4 with norms after attention and MLP, too."""
+
+    fixed = {
+        **GlmForCausalLM.fixed,
+        "norms": Norms(
+            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+        ),
+    }
+
+
+class GraniteFields(LlamaFields, frozen=True, kw_only=True):
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(
+            super().spec(setup, rope),
+            attention_scale=self.attention_multiplier,
+            embedding_scale=self.embedding_multiplier,
+            residual_scale=self.residual_multiplier,
+            logit_scale=1.0 / self.logits_scaling,
+        )
+
+
+class GraniteForCausalLM(DecoderForCausalLM):
+    """Granite 3: Llama with multipliers of embeddings, attention, residuals and logits."""
+
+    fields = GraniteFields
+
+
+class QwenFields(DecoderFields, frozen=True, kw_only=True):
+    use_sliding_window: bool = False
+    sliding_window: Size | None = 4096
+    max_window_layers: int = 28
+    """The number of lower layers that have no window."""
+
+    def window(self, index: int) -> int | None:
+        slides = self.use_sliding_window and self.slides(index, index >= self.max_window_layers)
+        return self.sliding_window if slides else None
+
+
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    """Qwen2 and Qwen2.5: Llama with biased queries, keys and values, and windows in the upper layers."""
+
+    fields = QwenFields
+    fixed = {"qkv_bias": True, "o_bias": False}
+
+
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    """Qwen3: Qwen2 with normalised query and key heads instead of biases."""
+
+    fields = QwenFields
+    fixed = {"qk_norm": "head"}
+
+
+class StableLmFields(DecoderFields, frozen=True, kw_only=True):
+    default_part: ClassVar[float] = 0.25
+
+    rms_norm_eps: Eps = msgspec.field(name="layer_norm_eps", default=1e-5)
+    use_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    use_parallel_residual: bool = False
+    """Whether attention and MLP read the same, behind one norm."""
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        is_parallel = self.use_parallel_residual
+        return replace(
+            super().spec(setup, rope),
+            norms=Norms(before_attention="input_layernorm") if is_parallel else PRE_NORMS,
+            is_parallel=is_parallel,
+            qk_norm="layer norm" if self.qk_layernorm else None,
+            qkv_bias=self.use_qkv_bias,
+        )
+
+
+class StableLmForCausalLM(DecoderForCausalLM):
+    """StableLM: Llama with layer norms, rotation of a part of each head, and in some models more."""
+
+    fields = StableLmFields
+    fixed = {"norm": "layer", "norm_bias": True, "o_bias": False}
+    saved_names = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+
+
+class Phi3Fields(DecoderFields, frozen=True, kw_only=True):
+    def window(self, index: int) -> int | None:
+        return self.sliding_window
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    """Phi-3, Phi-3.5, Phi-4: Llama with fused matrices, longrope, and heads rotated in part."""
+
+    fields = Phi3Fields
+    fixed = {"qkv": "in one", "gate_up_in_one": True, **WITHOUT_BIASES}

@@ -52,8 +52,8 @@ class EncoderDecoderFields(DecoderFields, frozen=True, kw_only=True):
             embedding_scale=setup.config.hidden_size**0.5 if self.scale_embedding else 1.0,
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return False
 
 
 class CrossLayer(DecoderLayer):

@@ -14,7 +14,7 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size, family_fields
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
-from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, Norms
 from models.families.encoder_decoders.encoder_decoder import CrossLayer, TextToTextForCausalLM
 from models.families.encoders.encoder_model import EncoderModel
 from models.layers.attention import Buckets, read_bias
@@ -72,8 +72,8 @@ class T5Fields(DecoderFields, frozen=True, kw_only=True):
             logit_scale=size**-0.5 if scaled and not ahead else 1.0,
         )
 
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
+    def sees_positions(self, index: int) -> bool:
+        return False
 
     def names(self, mlp: str) -> dict[str, str]:
         """What checkpoints call modules of a stack whose layers have their MLP at this place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.config import Size
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.granite import GraniteFields
+from models.families.decoders.llama import GraniteFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.ops.expert_routing_ops import Routing

@@ -8,7 +8,7 @@ from typing import ClassVar
 from models.config import Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderSpec
-from models.families.decoders.qwen import QwenFields
+from models.families.decoders.llama import QwenFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope

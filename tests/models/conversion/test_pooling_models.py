@@ -15,8 +15,7 @@ from models.checkpoint.weights import load, open_weights
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from models.conversion.pooling_models import convert_class
-from models.families.decoders.llama import LlamaForCausalLM
-from models.families.decoders.qwen import Qwen3ForCausalLM
+from models.families.decoders.llama import LlamaForCausalLM, Qwen3ForCausalLM
 from models.families.reward import Qwen2ForRewardModel
 from models.layers.attention import Attention
 from models.model import ModelSetup
