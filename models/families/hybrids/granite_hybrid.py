@@ -8,7 +8,7 @@ from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
 from models.families.hybrids.mamba_fields import mixed_layers
-from models.families.mixtures.granite_moe import GraniteMoeFields
+from models.families.mixtures import GraniteMoeFields
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
 from models.model import ModelSetup

@@ -12,7 +12,7 @@ from models.families.decoders.decoder import DecoderLayer
 from models.families.decoders.decoder_spec import LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
 from models.families.latent.latent_decoder import LatentForCausalLM
-from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.families.mixtures import DeepSeekExperts
 from models.layers.delta import ChannelDeltaSpec
 from models.layers.experts import SavedExperts
 from models.layers.rotary import Rope

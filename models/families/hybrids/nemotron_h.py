@@ -15,7 +15,7 @@ from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
-from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.families.mixtures import DeepSeekExperts
 from models.layers.mamba import MambaSpec
 from models.layers.mlp import MLP
 from models.layers.moe import ExpertSpec, MoeMLP, SharedExpert

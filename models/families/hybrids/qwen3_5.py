@@ -8,7 +8,7 @@ from models.config import ConfigError, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
-from models.families.mixtures.qwen_moe import QwenMoeFields
+from models.families.mixtures import QwenMoeFields
 from models.layers.delta import DeltaSpec
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert

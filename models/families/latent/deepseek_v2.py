@@ -11,7 +11,7 @@ from models.config import ConfigError
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.latent.latent_decoder import LatentForCausalLM
-from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.families.mixtures import DeepSeekExperts
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.ops.expert_routing_ops import Routing

@@ -6,7 +6,7 @@ from typing import Literal
 
 from models.config import Eps, Size
 from models.families.latent.latent_decoder import LatentForCausalLM
-from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.families.mixtures import DeepSeekExperts
 
 
 class DeepseekV3Fields(DeepSeekExperts, frozen=True, kw_only=True):

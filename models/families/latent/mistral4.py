@@ -11,7 +11,7 @@ from typing import ClassVar
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.families.decoders.llama import GrowthFields
 from models.families.latent.latent_decoder import LatentForCausalLM
-from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.families.mixtures import DeepSeekExperts
 from models.layers.experts import SavedExperts
 from models.layers.rotary import Rope
 from models.model import ModelSetup
