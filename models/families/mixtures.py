@@ -303,6 +303,7 @@ class Ernie45MoeForCausalLM(DecoderForCausalLM):
 class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
     """The fields of experts that DeepSeek named first, and the choice by sigmoid scores of its V3."""
 
+    scores: ClassVar[Literal["softmax", "sigmoid"]] = "sigmoid"
     correction: ClassVar[str] = "gate.e_score_correction_bias"
     saved: ClassVar[SavedExperts] = SavedExperts()
 
@@ -345,7 +346,7 @@ class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
         return Routing(
             experts=self.n_routed_experts,
             chosen=self.num_experts_per_tok,
-            scores="sigmoid",
+            scores=self.scores,
             normalised=bool(self.norm_topk_prob),
             epsilon=1e-20,
             factor=self.routed_scaling_factor,

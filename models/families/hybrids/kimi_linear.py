@@ -11,7 +11,7 @@ from models.config import Eps, Size
 from models.families.decoders.decoder import DecoderLayer
 from models.families.decoders.decoder_spec import LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
-from models.families.latent.latent_decoder import LatentForCausalLM
+from models.families.latent import LatentForCausalLM
 from models.families.mixtures import DeepSeekExperts
 from models.layers.delta import ChannelDeltaSpec
 from models.layers.experts import SavedExperts
