@@ -190,7 +190,7 @@ class Mistral4Fields(DeepSeekExperts, frozen=True, kw_only=True):
 class Mistral4ForCausalLM(LatentForCausalLM):
     """Mistral 4: queries that grow with their position, and experts by softmax scores.
 
-    Where config.json says `mscale_all_dim`, YaRN sharpens scores, as in transformers; docs/roadmap.md has doubts.
+    Where config.json says `mscale_all_dim`, YaRN sharpens scores, as in transformers (docs/roadmap.md).
     """
 
     fields = Mistral4Fields

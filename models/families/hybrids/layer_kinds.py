@@ -1,10 +1,13 @@
-"""The kinds of a hybrid's layers, as config.json lists them."""
+"""The kinds of a hybrid's layers, as config.json lists them, and the layers of these kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from models.config import ConfigError
+from models.families.decoders.decoder_spec import DecoderFields, LayerSpec
+from models.layers.rotary import Rope
+from models.layers.state import StateSpec
 
 LINEAR, FULL = "linear_attention", "full_attention"
 _OLDER = {"mamba": LINEAR, "attention": FULL}
@@ -20,3 +23,15 @@ def check_kinds(kinds: Sequence[str], count: int, known: Sequence[str], field: s
             f"{list(kinds)}"
         )
     return found
+
+
+def layers_of(
+    fields: DecoderFields, kinds: Sequence[str], rope: Rope | None, state: StateSpec | None
+) -> tuple[LayerSpec, ...]:
+    """Make layers of these kinds: `FULL` ones have attention with this rotation, others keep a state."""
+    return tuple(
+        LayerSpec(rope=rope, experts=fields.experts(index))
+        if kind == FULL
+        else LayerSpec(rope=None, state=state, experts=fields.experts(index))
+        for index, kind in enumerate(kinds)
+    )

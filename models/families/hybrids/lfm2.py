@@ -10,7 +10,7 @@ import msgspec
 from models.config import Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
-from models.families.hybrids.layer_kinds import FULL, check_kinds
+from models.families.hybrids.layer_kinds import FULL, check_kinds, layers_of
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
@@ -55,12 +55,7 @@ class Lfm2Fields(DecoderFields, frozen=True, kw_only=True):
 
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
         convolution = ShortConvSpec(taps=self.conv_L_cache, bias=self.conv_bias)
-        return tuple(
-            LayerSpec(rope=rope, experts=self.experts(index))
-            if kind == FULL
-            else LayerSpec(rope=None, state=convolution, experts=self.experts(index))
-            for index, kind in enumerate(self.kinds(setup.config.num_layers))
-        )
+        return layers_of(self, self.kinds(setup.config.num_layers), rope, convolution)
 
     def kinds(self, count: int) -> tuple[str, ...]:
         """The kinds of so many layers."""
