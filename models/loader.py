@@ -23,8 +23,7 @@ from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
 from models.families.decoders.decoder import TrunkForCausalLM
-from models.families.drafters.eagle import Eagle
-from models.families.drafters.eagle3 import Eagle3
+from models.families.drafters.eagle import Eagle, Eagle3
 from models.families.drafters.head import DraftHead
 from models.families.drafters.next_token import NextToken, ScopedNextToken
 from models.families.encoders import rotary_roberta

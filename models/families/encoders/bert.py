@@ -18,9 +18,14 @@ from models.families.encoders.encoder import (
     LayerNames,
     plain_layers,
 )
-from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.encoder_model import (
+    BERT_NAMES,
+    ROBERTA_NAMES,
+    Head,
+    VocabularyNames,
+    encoder_classes,
+)
 from models.families.encoders.rotary_roberta import is_rotary, rotary_trunk
-from models.families.encoders.vocabulary_head import BERT_NAMES, ROBERTA_NAMES, VocabularyNames
 from models.layers.attention import Buckets, read_bias
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel

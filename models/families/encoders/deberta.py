@@ -14,8 +14,7 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, family_fields
 from models.context import context
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderFields, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import Head, encoder_classes
-from models.families.encoders.vocabulary_head import BERT_NAMES
+from models.families.encoders.encoder_model import BERT_NAMES, Head, encoder_classes
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, activation_kind
 from models.layers.norm import LayerNorm

@@ -13,8 +13,7 @@ from models.families.encoders.encoder import (
     EncoderLayer,
     LayerNames,
 )
-from models.families.encoders.encoder_model import Head, encoder_classes
-from models.families.encoders.vocabulary_head import ROBERTA_NAMES
+from models.families.encoders.encoder_model import ROBERTA_NAMES, Head, encoder_classes
 from models.layers.mlp import GatedMLP
 from models.layers.rotary import Rotary, read_rope
 from models.model import ModelSetup

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, check_served, family_fields
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderFields, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import Head, encoder_classes
-from models.families.encoders.vocabulary_head import BERT_NAMES
+from models.families.encoders.encoder_model import BERT_NAMES, Head, encoder_classes
 from models.layers.attention import alibi_slopes
 from models.layers.linear import frozen
 from models.layers.mlp import GatedMLP

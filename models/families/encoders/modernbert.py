@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
-from models.families.encoders.encoder_model import EncoderModel, Head
-from models.families.encoders.vocabulary_head import VocabularyHead, VocabularyNames
+from models.families.encoders.encoder_model import Head, VocabularyNames, encoder_classes
 from models.layers.attention import EncoderAttention
 from models.layers.embedding import Embedding
 from models.layers.linear import Linear, RowLinear
@@ -23,7 +22,6 @@ from models.layers.rotary import Rope, Rotary, read_rope
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
-from models.pooling.representations import Splade
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
 
@@ -129,18 +127,20 @@ def _head(setup: ModelSetup) -> Head:
     kind = activation_kind(fields.classifier_activation)
     size = setup.config.hidden_size
     norm = LayerNorm(size, fields.norm_eps, bias=fields.norm_bias, dtype=torch.float32)
-    return Head(
+    head = Head(
         setup,
         dense=("head.dense",),
         dense_bias=fields.classifier_bias,
         activation=partial(ops.activation, kind=kind),
         norm=("head.norm", norm),
     )
+    head.default_pooling = "MEAN" if fields.classifier_pooling == "mean" else "CLS"
+    return head
 
 
-def _vocabulary(setup: ModelSetup, trunk: ModernBert) -> VocabularyHead:
+def _vocabulary(setup: ModelSetup) -> VocabularyNames:
     fields = family_fields(setup.config, ModernBertFields)
-    names = VocabularyNames(
+    return VocabularyNames(
         dense="head.dense",
         norm=("head.norm",),
         decoder="decoder",
@@ -150,33 +150,6 @@ def _vocabulary(setup: ModelSetup, trunk: ModernBert) -> VocabularyHead:
         dense_bias=fields.classifier_bias,
         norm_bias=fields.norm_bias,
     )
-    return VocabularyHead(setup, names, trunk)
-
-
-class _ModernBert(EncoderModel):
-    prefix = ("model",)
-    heads = ("head", "decoder", "classifier")
-
-
-class ModernBertModel(_ModernBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        trunk = ModernBert(setup)
-        reads = isinstance(setup.pooling.sparse, Splade)
-        super().__init__(trunk, vocabulary=_vocabulary(setup, trunk) if reads else None)
-
-
-class ModernBertForSequenceClassification(_ModernBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(ModernBert(setup), _head(setup))
-        fields = family_fields(setup.config, ModernBertFields)
-        self.default_pooling = "MEAN" if fields.classifier_pooling == "mean" else "CLS"
-
-
-class ModernBertForTokenClassification(_ModernBert):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(ModernBert(setup), _head(setup))
 
 
 def _norm(config: ModelConfig, fields: ModernBertFields) -> LayerNorm:
@@ -202,3 +175,14 @@ def _rope(setup: ModelSetup, fields: ModernBertFields, kind: str) -> Rope:
     if kind == _NEAR and fields.local_rope_theta is not None:
         theta = fields.local_rope_theta
     return read_rope(config.raw, config.head_dim, setup.max_len, layer_type=kind, default_theta=theta)
+
+
+ModernBertModel, ModernBertForSequenceClassification, ModernBertForTokenClassification = encoder_classes(
+    "ModernBert",
+    ModernBert,
+    _head,
+    prefix=("model",),
+    heads=("head", "decoder", "classifier"),
+    vocabulary=_vocabulary,
+    token_head=_head,
+)

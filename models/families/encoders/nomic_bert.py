@@ -15,8 +15,7 @@ from models.checkpoint.weights import Weights
 from models.config import ConfigError, Eps, Size, family_fields
 from models.context import context
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import Head, encoder_classes
-from models.families.encoders.vocabulary_head import BERT_NAMES
+from models.families.encoders.encoder_model import BERT_NAMES, NAMED_GATES, Head, encoder_classes
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, GatedMLP, activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
@@ -27,8 +26,6 @@ from models.weight_slices import Cut
 _NAMES = LayerNames(
     qkv=("attn.Wqkv",), out="attn.out_proj", attention_norm="norm1", mlp="mlp", mlp_norm="norm2"
 )
-_GATED = {"swiglu": "silu", "geglu": "gelu"}
-"""The activation of a gate by Nomic's name for the kind of MLP."""
 
 
 class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +101,13 @@ def _mlp(setup: ModelSetup, fields: NomicFields, index: int) -> nn.Module:
     inner = fields.intermediate_size or fields.n_inner or 4 * size
     if fields.has_experts(index):
         return NomicExperts(size, inner, fields, parallel)
-    if named is not None and named not in _GATED:
+    if named is not None and named not in NAMED_GATES:
         return MLP(size, inner, parallel, activation=named, names=("fc1", "fc2"), bias=fields.mlp_fc1_bias)
     return GatedMLP(
         size,
         inner,
         parallel,
-        activation=_GATED.get(named or "", fields.hidden_act),
+        activation=NAMED_GATES.get(named or "", fields.hidden_act),
         bias=fields.mlp_fc1_bias,
         down_bias=fields.mlp_fc2_bias,
         sources=("fc12", "fc11"),
