@@ -17,7 +17,7 @@ from models.layers.experts import SavedExperts
 from models.layers.latent_attention import IndexerSpec, LatentSpec
 from models.layers.rotary import Rope, read_rope, read_sharpening
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 from models.parallel.parallel import Parallel
 
 

@@ -13,7 +13,7 @@ from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 
 
 class MixtralFields(DecoderFields, frozen=True, kw_only=True):

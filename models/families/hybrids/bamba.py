@@ -22,7 +22,7 @@ from models.layers.mamba import ChannelScanSpec, MambaSpec, Multipliers
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
-from models.ops.expert_ops import Routing
+from models.ops.expert_routing_ops import Routing
 from models.parallel.parallel import Parallel
 
 
