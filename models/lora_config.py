@@ -6,17 +6,16 @@ Whatever would make an adapter compute something else than PEFT does is refused 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from models.plain_files import MOST_JSON_BYTES, ConfigError, check_regular, read_object, shown
+from models.plain_files import ConfigError, FileError, check_regular, read_object, read_tensor_header, shown
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -274,18 +273,11 @@ def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 "with PEFT and save it again, with safe_serialization=True"
             )
         raise AdapterError(f"{folder} doesn't contain tensors: it has no {TENSORS_FILE}")
-    length = check_regular(path)
+    check_regular(path)
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(min(size, length, MOST_JSON_BYTES)))
-        shapes = {
-            str(name): tuple(int(size) for size in tensor["shape"])
-            for name, tensor in header.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise AdapterError(f"{path} has no readable safetensors header: {error}") from None
+        shapes = {name: tensor.shape for name, tensor in read_tensor_header(path).items()}
+    except FileError as error:
+        raise AdapterError(str(error)) from None
     if not shapes:
         raise AdapterError(f"{folder} doesn't contain tensors: {TENSORS_FILE} is empty")
     if wrong := next((name for name in shapes if not name.startswith(PREFIX)), None):

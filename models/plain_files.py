@@ -9,7 +9,7 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 MOST_JSON_BYTES = 256 << 20
 """More than any index of weights has; without a bound a file could take all memory."""
@@ -100,12 +100,34 @@ def stored_dtype(folder: Path) -> str:
     path = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if path is None:
         return "float32"
+    stored = (tensor.dtype for tensor in read_tensor_header(path).values())
+    return next((names[dtype] for dtype in stored if dtype in names), "float32")
+
+
+class TensorPlace(NamedTuple):
+    """A tensor of a file of safetensors: its type and shape, and its first byte and the one behind it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_tensor_header(path: Path) -> dict[str, TensorPlace]:
+    """Read what a file of safetensors says of its tensors, of which none is read. Raises FileError."""
     length = check_regular(path)
     try:
         with path.open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), length))
-        tensors: dict[str, dict[str, object]] = json.loads(header)
-        stored = [tensor["dtype"] for name, tensor in tensors.items() if name != "__metadata__"]
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(size, length, MOST_JSON_BYTES)))
+        return {
+            name: TensorPlace(
+                str(told["dtype"]),
+                tuple(map(int, told["shape"])),
+                *(8 + size + int(offset) for offset in told["data_offsets"]),
+            )
+            for name, told in header.items()
+            if name != "__metadata__"
+        }
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
-    return next((names[dtype] for dtype in stored if isinstance(dtype, str) and dtype in names), "float32")
+        raise FileError(f"{path} has no readable safetensors header: {error}") from None

@@ -6,12 +6,9 @@ so nothing else needs to know where they come from. Files of these names beside 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from models.gguf.fields import shortest
 from models.gguf.file import GgufFile, part_paths, read_gguf
 from models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from models.gguf.vocabulary import read_vocabulary
+from models.made_folder import link, made_once, write_json
 from models.plain_files import FileError, check_regular, read_json
 
 _log = logging.getLogger(__name__)
@@ -56,42 +54,9 @@ def make_folder(path: Path, cache: Path, config_from: Path | None = None) -> Pat
     return made_once(cache, files, Path(__file__).parent, lambda made: _fill(made, read_gguf(path), config))
 
 
-def made_once(cache: Path, files: list[Path], code: Path, fill: Callable[[Path], None]) -> Path:
-    """A folder within `cache` that `fill` has filled from these files, now or before.
-
-    It is filled anew if a file changes, or the code in the folder `code` that reads them. Raises FileError.
-    """
-    target = cache / _digest(files, code)
-    if not (target / "config.json").is_file():
-        try:
-            with tempfile.TemporaryDirectory(dir=cache) as aside:
-                made = Path(aside) / "made"
-                made.mkdir()
-                fill(made)
-                with suppress(FileExistsError, OSError):  # another process was faster
-                    made.rename(target)
-        except OSError as error:
-            raise FileError(
-                f"{cache} cannot be written ({error.strerror}), which is needed to read {files[0].name}: let "
-                "XDG_CACHE_HOME name another folder"
-            ) from None
-    return target
-
-
 def gguf_parts(folder: Path) -> list[Path]:
     """The GGUF file, in its parts if it was split, of a folder that `make_folder` has made; else none."""
     return sorted(folder.glob("*.gguf")) if (folder / _MARK).is_file() else []
-
-
-def _digest(files: list[Path], code: Path) -> str:
-    """A name that changes with the files, and with the code that reads them."""
-    digest = hashlib.sha256()
-    for source in sorted(code.rglob("*.py")):
-        digest.update(source.read_bytes())
-    for file in files:
-        found = file.stat()
-        digest.update(f"{os.path.abspath(file)} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:32]
 
 
 def _config_beside(folder: Path) -> Path | None:
@@ -110,18 +75,17 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _fill(folder: Path, file: GgufFile, config: Path | None) -> None:
-    for path in (*file.parts, *_beside(file.path.parent)):
-        (folder / path.name).symlink_to(os.path.abspath(path))
+    link(folder, [*file.parts, *_beside(file.path.parent)])
     (folder / _MARK).write_text(os.path.abspath(file.path))
-    _write(folder / "config.json", _config(file, config))
+    write_json(folder / "config.json", _config(file, config))
     if not (folder / "tokenizer.json").exists():
         try:
-            _write(folder / "tokenizer.json", tokenizer_json(file))
-            _write(folder / "tokenizer_config.json", tokenizer_config(file))
+            write_json(folder / "tokenizer.json", tokenizer_json(file))
+            write_json(folder / "tokenizer_config.json", tokenizer_config(file))
         except FileError as error:  # that is no fault if --tokenizer names another one
             (folder / NO_TOKENIZER).write_text(str(error))
     if not (folder / "generation_config.json").exists():
-        _write(folder / "generation_config.json", _generation_config(file))
+        write_json(folder / "generation_config.json", _generation_config(file))
     if not (folder / "modules.json").exists():
         _write_modules(folder, file)
 
@@ -161,10 +125,6 @@ def _write_modules(folder: Path, file: GgufFile) -> None:
         {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for idx, (path, kind) in enumerate(kinds)
     ]
-    _write(folder / "modules.json", modules)
+    write_json(folder / "modules.json", modules)
     (folder / "1_Pooling").mkdir()
-    _write(folder / "1_Pooling" / "config.json", {"pooling_mode": _POOLING[number]})
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": _POOLING[number]})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from models.gguf.folder import made_once
 from models.lora_config import (
     CONFIG_FILE,
     MERGED,
@@ -15,6 +13,7 @@ from models.lora_config import (
     label_names,
     read_adapter,
 )
+from models.made_folder import link, made_once, write_json
 from models.plain_files import read_object
 
 _OWN = ("chat_template.jinja",)
@@ -46,14 +45,11 @@ def make_folder(adapter: Path, base: Path, cache: Path) -> Path:
 
     def fill(made: Path) -> None:
         (made / MERGED).mkdir()
-        for path in beside:
-            place = made if path.name in own else made / MERGED
-            (place / path.name).symlink_to(path.absolute())
-        for path in whole:
-            if path.name not in own:
-                (made / path.name).symlink_to(path.absolute())
+        link(made / MERGED, [path for path in beside if path.name not in own])
+        link(made, [path for path in beside if path.name in own])
+        link(made, [path for path in whole if path.name not in own])
         fields = {**read_object(base / "config.json"), **_as_classifier(adapter, config, base)}
-        (made / "config.json").write_text(json.dumps(fields), "utf-8")
+        write_json(made / "config.json", fields)
 
     files = [base / "config.json", *beside, *(path for path in whole if path.is_file())]
     return made_once(cache, files, Path(__file__).parent, fill)

@@ -7,7 +7,6 @@ adds to its embedding is added with the embedding of each token.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from models.gguf.folder import made_once
 from models.lora_config import CONFIG_FILE, PREFIX, TENSORS_FILE
-from models.plain_files import MOST_JSON_BYTES, FileError, check_regular, read_object
+from models.made_folder import link, made_once, write_json, write_tensors
+from models.plain_files import FileError, read_object, read_tensor_header
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -87,15 +86,13 @@ def make_folder(folder: Path, cache: Path) -> Path:
     weights = [path for path in entries if path.suffix == ".safetensors"]
 
     def fill(made: Path) -> None:
-        for path in entries:
-            if path.name not in (_MODULES, _SETTINGS, _TASKS):
-                (made / path.name).symlink_to(path.absolute())
+        link(made, [path for path in entries if path.name not in (_MODULES, _SETTINGS, _TASKS)])
         if (folder / _MODULES).is_file():
             text = (folder / _MODULES).read_text("utf-8")
             known = text.replace(f'"{_OWN_TRANSFORMER}"', '"sentence_transformers.models.Transformer"')
             (made / _MODULES).write_text(known, "utf-8")
         settings = read_object(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-        _write_json(made / _SETTINGS, {**settings, "prompts": saved.task_instructions})
+        write_json(made / _SETTINGS, {**settings, "prompts": saved.task_instructions})
         if weights:
             _write_adapters(made / _TASKS, saved, _read_stacks(weights, len(saved.lora_adaptations)))
 
@@ -113,21 +110,17 @@ def _read_stacks(weights: list[Path], tasks: int) -> dict[str, dict[str, tuple[s
     """The stacked factors of each module, with the types of their numbers."""
     found: dict[str, dict[str, tuple[str, _Array]]] = {}
     for path in weights:
-        length = check_regular(path)
         try:
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header: dict[str, Any] = json.loads(file.read(min(size, length, MOST_JSON_BYTES)))
-            for name, told in header.items():
+            for name, told in read_tensor_header(path).items():
                 factors = _FACTORS.fullmatch(name)
                 if factors is None or ".pooler." in name:  # the pooler is no part of a vector
                     continue
-                kind, shape, start = told["dtype"], tuple(told["shape"]), told["data_offsets"][0]
-                stack = np.memmap(path, _BYTES[kind], "r", 8 + size + start, shape)
+                shape = told.shape
+                stack = np.memmap(path, _BYTES[told.dtype], "r", told.start, shape)
                 if len(shape) != 3 or shape[0] != tasks:
                     raise FileError(f"{path}: {name} has the shape {list(shape)}, not [{tasks}, ., .]")
-                found.setdefault(factors[1], {})[factors[2]] = kind, stack
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+                found.setdefault(factors[1], {})[factors[2]] = told.dtype, stack
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileError(f"{path}: the factors of its tasks cannot be read: {error}") from None
     if not found or any(len(parts) != 2 for parts in found.values()):
         raise FileError(f"{weights[0].parent} has not both factors of each matrix that its tasks change")
@@ -149,8 +142,12 @@ def _write_adapters(
         }
         own = folder / str(number)
         own.mkdir(parents=True)
-        _write_json(own / CONFIG_FILE, config)
-        _write_tensors(own / TENSORS_FILE, dict(_named(folder, rank, parts)))
+        write_json(own / CONFIG_FILE, config)
+        tensors = {
+            PREFIX + name: (kind, array.shape, array.tobytes())
+            for name, (kind, array) in _named(folder, rank, parts)
+        }
+        write_tensors(own / TENSORS_FILE, tensors)
 
 
 def _named(
@@ -182,20 +179,3 @@ def _with_types(folder: Path, a: _Array, b: _Array, type_a: _Array, type_b: _Arr
     if len(type_a) != 1:
         raise FileError(f"{folder.parent}: a task changes {len(type_a)} types of tokens, and one is served")
     return np.concatenate([a, np.repeat(type_a, len(a), axis=0)], axis=1), np.concatenate([b, type_b])
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, tuple[str, _Array]]) -> None:
-    header: dict[str, object] = {}
-    end = 0
-    for name, (kind, array) in tensors.items():
-        start, end = end, end + array.nbytes
-        header[PREFIX + name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
-    told = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
-        for _, array in tensors.values():
-            file.write(np.ascontiguousarray(array).tobytes())
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")

@@ -6,14 +6,13 @@ whose names `tensors.py` translates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from models.gguf.folder import made_once
+from models.made_folder import link, made_once, write_json
 from models.mistral.tokenizer import tokenizer_config, tokenizer_json
 from models.plain_files import FileError, read_object
 
@@ -81,11 +80,10 @@ def make_folder(folder: Path, cache: Path) -> Path:
     others = [folder / name for name in _OTHERS if (folder / name).is_file()]
 
     def fill(made: Path) -> None:
-        _write(made / "config.json", raw_config(read_object(folder / PARAMS), folder / PARAMS))
-        _write(made / "tokenizer.json", tokenizer_json(tokens))
-        _write(made / "tokenizer_config.json", tokenizer_config(tokens))
-        for path in (*weights, *others):
-            (made / path.name).symlink_to(path.absolute())
+        write_json(made / "config.json", raw_config(read_object(folder / PARAMS), folder / PARAMS))
+        write_json(made / "tokenizer.json", tokenizer_json(tokens))
+        write_json(made / "tokenizer_config.json", tokenizer_config(tokens))
+        link(made, [*weights, *others])
         (made / _MARK).write_text(str(folder))
 
     return made_once(cache, [folder / PARAMS, tokens, *weights, *others], Path(__file__).parent, fill)
@@ -126,7 +124,3 @@ def raw_config(params: Mapping[str, object], path: Path) -> dict[str, object]:
         "eos_token_id": 2,
         **mixture,
     }
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")

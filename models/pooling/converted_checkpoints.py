@@ -7,15 +7,14 @@ file of its own how it reads texts, and has its last layer among the weights of 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from models.gguf.folder import made_once
-from models.plain_files import FileError, check_regular, read_object
+from models.made_folder import link, made_once, write_json, write_tensors
+from models.plain_files import FileError, read_object, read_tensor_header
 from models.pooling import routed_folder
 from models.pooling.entity_files import GLINER_FILE, make_config
 from models.pooling.sentence_files import list_modules, read_file
@@ -53,7 +52,7 @@ def find_or_make(folder: Path, make_private: Callable[[str, Path], Path]) -> Pat
     if modules and modules[0].kind == _STATIC:
         return _make_static(folder, folder / modules[0].path, make_private("static", folder))
     if routed_folder.is_routed(folder):
-        return _make_routed(folder, make_private("routed", folder))
+        return routed_folder.make_folder(folder, make_private("routed", folder))
     path = folder / "config.json"
     if not path.is_file():
         is_gliner = (folder / GLINER_FILE).is_file()
@@ -66,19 +65,12 @@ def find_or_make(folder: Path, make_private: Callable[[str, Path], Path]) -> Pat
     return folder
 
 
-def _make_routed(folder: Path, cache: Path) -> Path:
-    def fill(made: Path) -> None:
-        routed_folder.fill(folder, made, _write)
-
-    return made_once(cache, routed_folder.files_of(folder), Path(__file__).parent, fill)
-
-
 def _make_gliner(folder: Path, cache: Path) -> Path:
     others = sorted(path for path in folder.iterdir() if path.is_file())
 
     def fill(made: Path) -> None:
-        _write(made / "config.json", make_config(folder))
-        _link(made, others)
+        write_json(made / "config.json", make_config(folder))
+        link(made, others)
 
     return made_once(cache, others, Path(__file__).parent, fill)
 
@@ -95,29 +87,30 @@ def _make_static(folder: Path, own: Path, cache: Path) -> Path:
             config = said
         else:
             config = _static_config(weights)
-        _write(made / "config.json", config)
+        write_json(made / "config.json", config)
         if (folder / "modules.json").is_file():
             modules = folder.glob("[1-9]_*")
-            _link(made, [folder / "modules.json", *modules])
+            link(made, [folder / "modules.json", *modules])
         else:
-            _write(made / "modules.json", [_STATIC_MODULE, *([_NORMALIZE] if said.get("normalize") else [])])
-        _link(made, [weights, *tokenizer, *(path for path in beside if path.name not in names[:2])])
+            normalize = [_NORMALIZE] if said.get("normalize") else []
+            write_json(made / "modules.json", [_STATIC_MODULE, *normalize])
+        link(made, [weights, *tokenizer, *(path for path in beside if path.name not in names[:2])])
 
     _require(weights)
     return made_once(cache, [weights, *tokenizer, *beside], Path(__file__).parent, fill)
 
 
 def _static_config(weights: Path) -> dict[str, object]:
-    tensors = _header(weights)
+    tensors = read_tensor_header(weights)
     table = tensors.get("embedding.weight") or tensors.get("embeddings")
-    if table is None or len(table["shape"]) != 2:
+    if table is None or len(table.shape) != 2:
         raise FileError(f"{weights} has neither 'embedding.weight' nor 'embeddings', a vector for each token")
-    rows, size = table["shape"]
+    rows, size = table.shape
     mapping = tensors.get("mapping")
     return {
         "architectures": ["StaticModel"],
         "model_type": "static",
-        "vocab_size": rows if mapping is None else mapping["shape"][0],
+        "vocab_size": rows if mapping is None else mapping.shape[0],
         "rows": rows,
         "hidden_size": size,
         "num_hidden_layers": 1,
@@ -137,8 +130,8 @@ def _make_colbert(folder: Path, config: Mapping[str, object], cache: Path) -> Pa
     beside = [*files, *([metadata] if metadata.is_file() else [])]
 
     def fill(made: Path) -> None:
-        shape, dtype, values = _tensor(weights, "linear.weight")
-        _write(made / "config.json", {**config, "architectures": ["BertModel"]})
+        dtype, shape, values = _tensor(weights, "linear.weight")
+        write_json(made / "config.json", {**config, "architectures": ["BertModel"]})
         settings = {
             "model_type": "ColBERT",
             "similarity_fn_name": "MaxSim",
@@ -149,13 +142,13 @@ def _make_colbert(folder: Path, config: Mapping[str, object], cache: Path) -> Pa
             "attend_to_expansion_tokens": said.attend_to_mask_tokens,
             **({} if said.mask_punctuation else {"skiplist_words": []}),
         }
-        _write(made / "config_sentence_transformers.json", settings)
+        write_json(made / "config_sentence_transformers.json", settings)
         kinds = ("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")
         modules = [
             {"idx": index, "name": str(index), "path": path, "type": kind}
             for index, (kind, path) in enumerate(kinds)
         ]
-        _write(made / "modules.json", modules)
+        write_json(made / "modules.json", modules)
         (made / "1_Dense").mkdir()
         dense = {
             "in_features": shape[1],
@@ -163,11 +156,9 @@ def _make_colbert(folder: Path, config: Mapping[str, object], cache: Path) -> Pa
             "bias": False,
             "activation_function": "torch.nn.modules.linear.Identity",
         }
-        _write(made / "1_Dense" / "config.json", dense)
-        tensor = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(values)]}
-        header = json.dumps({"linear.weight": tensor}).encode()
-        (made / "1_Dense" / _WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + values)
-        _link(made, [weights, *files])
+        write_json(made / "1_Dense" / "config.json", dense)
+        write_tensors(made / "1_Dense" / _WEIGHTS, {"linear.weight": (dtype, shape, values)})
+        link(made, [weights, *files])
 
     _require(weights)
     return made_once(cache, [folder / "config.json", weights, *beside], Path(__file__).parent, fill)
@@ -178,32 +169,11 @@ def _require(weights: Path) -> None:
         raise FileError(f"{weights} is missing: of such models it is the only form of weights that is read")
 
 
-def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """What a file of safetensors says of its tensors."""
-    length = check_regular(path)
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            return json.loads(file.read(min(size, length)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} has no readable safetensors header: {error}") from None
-
-
-def _tensor(path: Path, name: str) -> tuple[list[int], str, bytes]:
-    """The shape, the number type and the bytes of a matrix."""
-    found = _header(path).get(name)
-    if found is None or len(found["shape"]) != 2:
+def _tensor(path: Path, name: str) -> tuple[str, tuple[int, ...], bytes]:
+    """The number type, the shape and the bytes of a matrix."""
+    found = read_tensor_header(path).get(name)
+    if found is None or len(found.shape) != 2:
         raise FileError(f"{path} has no matrix {name!r}, which makes vectors of ColBERT's tokens")
-    start, stop = found["data_offsets"]
     with path.open("rb") as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little") + start)
-        return found["shape"], found["dtype"], file.read(stop - start)
-
-
-def _link(made: Path, paths: Iterable[Path]) -> None:
-    for path in paths:
-        (made / path.name).symlink_to(path.absolute())
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+        file.seek(found.start)
+        return found.dtype, found.shape, file.read(found.stop - found.start)

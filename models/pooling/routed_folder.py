@@ -6,12 +6,13 @@ loads; the queries' weights lie in a folder beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from models.config import ConfigError
+from models.made_folder import link, made_once, write_json
 from models.plain_files import lies_within
 from models.pooling.sentence_files import TRANSFORMERS, Module, list_modules, read_file
 
@@ -45,12 +46,13 @@ def is_routed(folder: Path) -> bool:
     return any(module.kind in ROUTERS for module in list_modules(folder))
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of which the folder is made."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def make_folder(folder: Path, cache: Path) -> Path:
+    """Make the folder within `cache`, or find the one made before."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return made_once(cache, files, Path(__file__).parent, lambda made: _fill(folder, made))
 
 
-def fill(folder: Path, made: Path, write: Callable[[Path, object], None]) -> None:
+def _fill(folder: Path, made: Path) -> None:
     """Make a folder of the document's modules, and of the queries' weights."""
     path, routes = _read_routes(folder)
     query, chain = routes.structure["query"], routes.structure["document"]
@@ -59,12 +61,11 @@ def fill(folder: Path, made: Path, write: Callable[[Path, object], None]) -> Non
     (made / QUERIES).symlink_to(places[0].absolute())
     modules = [{"idx": 0, "name": "0", "path": "", "type": routes.types[chain[0]]}]
     for index, name in enumerate(chain[1:], 1):
-        (made / name).symlink_to((folder / path / name).absolute())
         modules.append({"idx": index, "name": str(index), "path": name, "type": routes.types[name]})
-    write(made / "modules.json", modules)
+    link(made, [folder / path / name for name in chain[1:]])
+    write_json(made / "modules.json", modules)
     settings = folder / "config_sentence_transformers.json"
-    for file in (*places[1].iterdir(), *([settings] if settings.is_file() else [])):
-        (made / file.name).symlink_to(file.absolute())
+    link(made, [*places[1].iterdir(), *([settings] if settings.is_file() else [])])
 
 
 def _read_routes(folder: Path) -> tuple[str, _Routes]:
