@@ -6,8 +6,10 @@ Headers come first: a config and weights that do not fit each other are refused 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from torch import nn
 
 from models import ops
 from models.checkpoint.files import Dummy, Source, Upload, open_source
-from models.checkpoint.unread_weights import ignore_beside_text, ignore_mtp, ignore_scales_of_tensors
 from models.checkpoint.weights import Reading, Weights, load, no_report
+from models.composites import COMPOSITES
 from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
@@ -267,3 +269,57 @@ def begin_reading(options: LoadOptions) -> None:
     head = _model_class(options, setup.config)
     if issubclass(head, DraftHead):
         head.begin_reading(setup)
+
+
+_NAMED = re.compile(r"(?:.+?\.)?mtp(?:_\w+)?(?=\.)")
+_NUMBERED = re.compile(r"(?:.+?\.)?layers\.(\d+)(?=\.)")
+
+_ENDINGS = (*(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output")), "activation_scale")
+"""Layers of attention read those of the cache, and matrices in fp8 those of their inputs, if they have a use
+for them."""
+_OF_INPUTS = (".input_scale", "activation_scale")
+
+
+def ignore_beside_text(weights: Weights, config: ModelConfig) -> int:
+    """Leave the weights for images unread, and return the number of their bytes."""
+    composite = COMPOSITES.get(config.architecture)
+    if composite is None:
+        return 0
+    weights.ignore(*composite.beside)
+    starts = tuple(f"{scope}." for scope in composite.beside)
+    reading = weights.reading
+    return sum(_size(weights, name) for name in reading.names if name.startswith(starts))
+
+
+def _size(weights: Weights, name: str) -> int:
+    shape, kind = weights.reading.stored_shape(name), weights.reading.stored_type(name)
+    dtype = getattr(torch, kind or "", None)
+    return prod(shape or ()) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 1)
+
+
+def ignore_scales_of_tensors(weights: Weights) -> Collection[str]:
+    """Let all scales but those of weights go unread; returns the names of those of inputs."""
+    names = [name for name in weights.reading.names if name.endswith(_ENDINGS)]
+    weights.ignore(*names)
+    return [name for name in names if name.endswith(_OF_INPUTS)]
+
+
+def ignore_mtp(weights: Weights, config: ModelConfig) -> list[str]:
+    """Leave layers for multi-token prediction unread, and return their scopes, such as "model.layers.61".
+
+    Qwen3-Next and MiMo call them `mtp` or `mtp_layers`; DeepSeek, GLM and Step number them on after the last
+    layer of the model, and config.json says how many there are.
+    """
+    scopes = sorted(set(_scopes(weights.reading.names, config)))
+    weights.ignore(*scopes)
+    return scopes
+
+
+def _scopes(names: Iterable[str], config: ModelConfig) -> Iterator[str]:
+    count = config.raw.get("num_nextn_predict_layers")
+    extra = range(config.num_layers, config.num_layers + count if isinstance(count, int) else 0)
+    for name in names:
+        if named := _NAMED.match(name):
+            yield named[0]
+        elif (numbered := _NUMBERED.match(name)) and int(numbered[1]) in extra:
+            yield numbered[0]

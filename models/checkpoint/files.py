@@ -8,10 +8,11 @@ from __future__ import annotations
 import textwrap
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -19,10 +20,30 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.checkpoint.damage import find_fault
-from models.checkpoint.own_loaders import load_tensors
 from models.plain_files import FileError, check_regular, lies_within, read_json, shown
 from models.plugins import model_loader
 from models.weight_slices import Cut, WeightsError
+
+
+def load_tensors(loader: Callable[[Any], Any], folder: Path, load_format: str) -> Mapping[str, Tensor]:
+    """All tensors that a loader finds in a folder, as vLLM's loaders are called. Raises WeightsError."""
+    tensors: dict[str, Tensor] = {}
+
+    def load_weights(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        found = dict(weights)
+        tensors.update(found)
+        return set(found)
+
+    model, place = SimpleNamespace(load_weights=load_weights), SimpleNamespace(model=str(folder))
+    try:
+        loader(SimpleNamespace(load_format=load_format)).load_weights(model, place)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise WeightsError(f"--load-format {load_format}: its loader failed for {folder}: {why}") from error
+    if not tensors:
+        raise WeightsError(f"--load-format {load_format}: its loader has found no tensors in {folder}")
+    return tensors
+
 
 HOST = torch.device("cpu")
 _LONGEST_REASON = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from models.gguf import gemma_names
+from models.gguf import gemma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ _LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
 _GEMMA = replace(_PLAIN, shifted_norms=True)
 _SANDWICHED = replace(_GEMMA, parts={**_PARTS, "ffn_norm": "pre_feedforward_layernorm"})
 _GEMMA4 = Architecture(
-    modules={**_DECODER, **gemma_names.MODULES},
-    parts={**_PARTS, **gemma_names.PARTS},
-    stacks=gemma_names.STACKS,
-    experts=gemma_names.EXPERTS,
-    tensors=gemma_names.TENSORS,
+    modules={**_DECODER, **gemma.MODULES},
+    parts={**_PARTS, **gemma.PARTS},
+    stacks=gemma.STACKS,
+    experts=gemma.EXPERTS,
+    tensors=gemma.TENSORS,
 )
 _MIXTURE = replace(_PLAIN, experts=_experts())
 _CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})

@@ -15,6 +15,14 @@ import msgspec
 
 from models.plain_files import ConfigError, read_object
 
+CLIP_PIXELS: Mapping[str, object] = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+HALF_PIXELS: Mapping[str, object] = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+"""How CLIP's kind normalises pixels, and how others bring them to numbers from -1 to 1."""
+
+
 SETTINGS = "preprocessor_config.json"
 _VIDEO_SETTINGS = "video_preprocessor_config.json"
 _NEWER, _NESTED, _NESTED_VIDEO = "processor_config.json", "image_processor", "video_processor"

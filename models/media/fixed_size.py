@@ -7,10 +7,19 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.files import (
+    CLIP_PIXELS,
+    HALF_PIXELS,
+    SETTINGS,
+    Classes,
+    MediaFiles,
+    PictureSettings,
+    Side,
+    read_facts,
+    read_settings,
+)
 from models.media.item import Layout, Picture, Prepared, Processor, run_of
 from models.media.kept_shape import PixtralProcessor
-from models.media.pixels import CLIP_PIXELS, HALF_PIXELS
 from models.media.resize import center_cropped, check_ratio, to_item
 from models.plain_files import ConfigError
 

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from models.media.files import (
+    CLIP_PIXELS,
+    HALF_PIXELS,
     SETTINGS,
     Longest,
     MediaFiles,
@@ -18,7 +20,6 @@ from models.media.files import (
     read_settings,
 )
 from models.media.item import Layout, Picture, Prepared, interleaved, run_of
-from models.media.pixels import CLIP_PIXELS, HALF_PIXELS
 from models.media.resize import to_item
 from models.plain_files import ConfigError
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from models.media.files import (
+    CLIP_PIXELS,
     SETTINGS,
     MediaFiles,
     Merge,
@@ -20,7 +21,6 @@ from models.media.files import (
     read_video_settings,
 )
 from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved, run_of
-from models.media.pixels import CLIP_PIXELS
 from models.media.resize import check_ratio, to_item
 from models.plain_files import ConfigError
 

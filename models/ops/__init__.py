@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from models.ops.encoder_ops import disentangled_attention, encoder_attention  # noqa: F401
+from models.ops.encoder_ops import (  # noqa: F401
+    disentangled_attention,
+    encoder_attention,
+    patches,
+)
 from models.ops.expert_routing_ops import add_gated, collect_experts, experts, route  # noqa: F401
 from models.ops.latent_ops import (  # noqa: F401
     choose_tokens,
@@ -58,7 +62,6 @@ from models.ops.reference import (  # noqa: F401
     xielu,
 )
 from models.ops.stream_ops import correct_streams, predict_streams, sum_rows  # noqa: F401
-from models.ops.vision_ops import patches  # noqa: F401
 
 SPECIFIED: Mapping[str, Callable[..., Any]] = {
     name: value

@@ -10,8 +10,7 @@ import msgspec
 
 from server.batches.app_call import Answer, OwnerCalls
 from server.batches.database import Damaged
-from server.batches.response_events import EventReader, Fields
-from server.batches.responses import KeptResponse, KeptResponses, changed
+from server.batches.responses import EventReader, Fields, KeptResponse, KeptResponses, changed
 
 PATH = "/v1/responses"
 _encode = msgspec.json.encode

@@ -1,13 +1,123 @@
-"""Prepares a client's JSON schema for llguidance: closes its objects, and drops what it must not say."""
+"""Prepares a client's JSON schema for llguidance: closes its objects, and drops what it must not say.
+
+Patterns of strings are written so that it lets through no escape that they exclude, and bounds of numbers so
+that it keeps them, though it reads them as float64.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from server.errors import BadRequest
-from server.grammars.number_bounds import check_constants, enforceable_bounds
-from server.grammars.string_patterns import for_json_string
+
+_PIECE = re.compile(r"\\P(?:\{[^}]*\}|.)|\\.|\[\^?\]?|\]|[^\\\[\]]+|\\", re.DOTALL)
+"""A property that is negated, another escape, the beginning of a class, its end, or characters."""
+_REACHES_CONTROLS = re.compile(r"\[:?\^|\\[PWDS]|\\(?:x00|u0000|[xu]\{0+\})-")
+"""What a class has that may hold all control characters."""
+
+
+def for_json_string(pattern: str) -> str:
+    r"""The same pattern, whose classes of nearly all characters leave out U+0000.
+
+    llguidance takes a class with all control characters, or all but the line feed, for one of all characters:
+    its escapes \" and \\ are let through, even if the class excludes what they stand for.
+    """
+    written: list[str] = []
+    opened: list[int] = []
+    for found in _PIECE.finditer(pattern):
+        piece = found.group()
+        written.append(piece)
+        if piece.startswith("["):
+            opened.append(len(written) - 1)
+        elif piece == "]" and opened:
+            begin = opened.pop()
+            if not opened:
+                written[begin:] = [_without_nul("".join(written[begin:]))]
+        elif piece.startswith("\\P") and not opened:
+            written[-1] = rf"[{piece}--\x00]"
+    return "".join(written)
+
+
+def _without_nul(characters: str) -> str:
+    return rf"[{characters}--\x00]" if _REACHES_CONTROLS.search(characters) else characters
+
+
+EXACT = 1 << 53
+"""The largest number up to which float64 has every integer."""
+LARGEST = (2**63 - 1) // 640_000 * 640_000
+"""The largest bound that is kept: the engine's integers have 64 bits. Float64 has it, with few digits."""
+
+_SIDES = (("minimum", -1), ("maximum", 1))
+_KEPT_DIGITS = 15
+"""The number of digits with which float64 writes a number as it was read."""
+_NEEDS_OTHER = 10**18
+"""The engine makes no expression of such numbers without a bound on their other side."""
+
+
+def enforceable_bounds(schema: Mapping[str, object], param: str) -> dict[str, int]:
+    """The bounds to put in place of a schema's own where those are too large to be kept as they are.
+
+    No number between them is outside of the schema's own; a few at their edge are left out. Raises BadRequest
+    if there are none.
+    """
+    found: dict[str, int] = {}
+    needs_other: dict[str, bool] = {}
+    """The sides that have a bound, and whether the other side needs one for it."""
+    for side, sign in _SIDES:
+        for key, excluded in ((side, 0), (f"exclusive{side.capitalize()}", 1)):
+            if not _is_number(given := schema.get(key)):
+                continue
+            bound = sign * cast("float", given)  # an upper one, of either side
+            if abs(bound) > EXACT - excluded:
+                bound = _kept_at_most(math.floor(bound) - excluded)
+                if bound is None:
+                    limit = f"at most {LARGEST}" if sign < 0 else f"at least -{LARGEST}"
+                    raise BadRequest(f"`{key}` of a schema must be {limit}, got {given}.", param)
+                found[key] = sign * bound
+            needs_other[side] = needs_other.get(side, False) or bound <= -_NEEDS_OTHER
+    for side, sign in _SIDES:
+        if side not in needs_other and any(needs_other.values()):
+            found[side] = sign * LARGEST
+    return found
+
+
+def check_constants(value: object, param: str) -> None:
+    """Refuses numbers of `const` and `enum` that the engine would write as others."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif _is_number(one) and abs(cast("float", one)) > EXACT:
+            raise BadRequest(
+                f"Numbers in `const` and `enum` of a schema may be up to 2^53, got {one}: larger ones would "
+                "not be written exactly. Give them as strings.",
+                param,
+            )
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kept_at_most(bound: int) -> int | None:
+    """The largest integer up to a bound that float64 keeps and writes as it is; None if there is none."""
+    if bound < -LARGEST:
+        return None
+    bound = min(bound, LARGEST)
+    unit = 10 ** max(0, len(str(abs(bound))) - _KEPT_DIGITS)
+    kept = bound // unit * unit
+    while int(float(kept)) > bound:
+        kept -= unit
+    return kept
+
 
 Schema = dict[str, Any]
 

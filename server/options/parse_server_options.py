@@ -17,7 +17,6 @@ import msgspec
 from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
-from server.options.dotted_flags import undotted
 from server.options.foreign_options import LLAMA_FLAGS, RESOLVERS, VLLM_FLAGS, read_variables
 from server.options.help_pages import asked_help, help_page
 from server.options.media_options import MEDIA
@@ -32,6 +31,7 @@ from server.options.option_parsing import (
     build_parser,
     canonical,
     options_of,
+    undotted,
 )
 from server.options.option_sources import from_environment, from_file, from_keywords
 from server.options.server_flags import (

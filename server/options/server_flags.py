@@ -16,13 +16,44 @@ import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
 from server.options.adapter_options import AdapterOptions
-from server.options.batch_options import BatchOptions
 from server.options.connection_options import HTTP, ConnectionOptions
 from server.options.media_options import MediaOptions
 from server.options.plugin_options import PluginOptions
-from server.options.vector_options import VectorOptions
 from worker import logs
 from worker.options import MEMORY, MODEL, OptionDoc, share_or_size
+
+
+class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the vectors that a model makes."""
+
+    int8_ranges: Annotated[str | None, OptionDoc(MODEL)] = None
+    """A file with the least and the greatest of each number of vectors, for the types int8 and uint8: .npy,
+    or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
+    default_prompt_name: Annotated[str | None, OptionDoc(MODEL)] = None
+    """The prompt that is written before texts to embed where a request names none."""
+    space_name: Annotated[str | None, OptionDoc(MODEL)] = None
+    """Your name for the space of the model's vectors, in place of digests of its weights and tokenizer; with
+    NAME=DIGEST the server starts only if these are still the ones of that digest (docs/spaces.md)."""
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of files, batches and kept responses: their folder, and how long they are kept."""
+
+    batch_dir: Annotated[str | None, OptionDoc(HTTP)] = None
+    """Folder of files, batches, and responses that are kept or computed later, which this server alone uses
+    (docs/batches.md). What is in it survives restarts. Default: a temporary one that ends with the server."""
+    batch_gib: Annotated[float | None, OptionDoc(HTTP, least=0.001)] = None
+    """Most GiB of files, batches and responses. Default: 10 with --batch-dir, and 1 without."""
+
+    response_store: Annotated[float | None, OptionDoc(HTTP, least=1, most=31_536_000)] = None
+    """Seconds for which responses of /v1/responses are kept, unless a request has `store: false`: so long
+    they can be continued by `previous_response_id`. With --batch-dir they survive restarts."""
+
+    @property
+    def most_bytes(self) -> int:
+        usual = 1 if self.batch_dir is None else 10
+        return int((usual if self.batch_gib is None else self.batch_gib) * (1 << 30))
+
 
 TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
 ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"

@@ -86,7 +86,7 @@ def compared(name: str, found: object, expected: object, more: str = "") -> Resu
 
 
 def main(section: str, device: str, *cases: str) -> None:
-    from worker.kernels.cuda.unsupported import Unsupported
+    from worker.kernels.cuda.compiling.model_variants import Unsupported
 
     compare = import_module(f"parts.{section}").compare
     for case in cases:

@@ -6,9 +6,17 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, Small, read_facts, read_settings
+from models.media.files import (
+    HALF_PIXELS,
+    SETTINGS,
+    MediaFiles,
+    PictureSettings,
+    Side,
+    Small,
+    read_facts,
+    read_settings,
+)
 from models.media.item import Layout, Picture, Prepared, run_of
-from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import cut, nearest_shape, shapes_of
 from models.plain_files import ConfigError

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from models.media.files import (
+    HALF_PIXELS,
     SETTINGS,
     Longest,
     MediaFiles,
@@ -22,7 +23,6 @@ from models.media.files import (
     read_video_settings,
 )
 from models.media.item import Layout, Picture, Prepared, Video, interleaved
-from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import check_frames, cut, frames_as_tiles, stacked
 from models.plain_files import ConfigError

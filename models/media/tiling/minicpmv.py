@@ -10,9 +10,16 @@ import msgspec
 import numpy as np
 
 from models.composites import minicpmv_version
-from models.media.files import MediaFiles, PictureSettings, Side, read_facts, read_settings, with_settings
+from models.media.files import (
+    HALF_PIXELS,
+    MediaFiles,
+    PictureSettings,
+    Side,
+    read_facts,
+    read_settings,
+    with_settings,
+)
 from models.media.item import ORDINAL, Layout, Picture, Prepared, interleaved
-from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 
 _DEFAULTS = {"MiniCPMVImageProcessor": {"resample": 3, **HALF_PIXELS}}

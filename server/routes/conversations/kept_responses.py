@@ -15,8 +15,7 @@ from fastapi import APIRouter, Request, Response
 from server.access.request_state import state_of
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
-from server.batches.response_events import follow
-from server.batches.responses import KeptResponses
+from server.batches.responses import KeptResponses, follow
 from server.errors import BadRequest, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from server.errors import BadRequest
 from server.grammars.form_grammar import AskedForm, StructuredOutputsParams, build_grammar
-from server.grammars.number_bounds import EXACT, LARGEST, enforceable_bounds
+from server.grammars.json_schema import EXACT, LARGEST, enforceable_bounds
 
 EDGE = 25_000
 """The most numbers at a bound that are left out."""

@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from server.grammars.form_grammar import AskedForm, StructuredOutputsParams, build_grammar
-from server.grammars.string_patterns import for_json_string
+from server.grammars.json_schema import for_json_string
 
 
 @pytest.mark.parametrize(

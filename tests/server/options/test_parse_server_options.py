@@ -9,15 +9,20 @@ import pytest
 
 from engine_core.config import EngineConfig
 from server.options.adapter_options import AdapterOptions
-from server.options.batch_options import BatchOptions
 from server.options.connection_options import ConnectionOptions
 from server.options.foreign_options import VLLM_FLAGS
 from server.options.media_options import MediaOptions
 from server.options.option_parsing import OptionError, assemble, flatten
 from server.options.parse_server_options import OPTIONS, parse
 from server.options.plugin_options import PluginOptions
-from server.options.server_flags import AccessOptions, LogOptions, ReportOptions, ServerConfig
-from server.options.vector_options import VectorOptions
+from server.options.server_flags import (
+    AccessOptions,
+    BatchOptions,
+    LogOptions,
+    ReportOptions,
+    ServerConfig,
+    VectorOptions,
+)
 from worker.options import LoraOptions, WorkerOptions, size
 
 

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp
 from server.access.client_identity import ANYONE
 from server.batches.database import Database
 from server.batches.folder import Upload
-from server.options.batch_options import BatchOptions
-from server.options.server_flags import AccessOptions
+from server.options.server_flags import AccessOptions, BatchOptions
 from server.routes import batches
 
 KEYS = {"Authorization": "Bearer a-key-of-alice"}, {"Authorization": "Bearer a-key-of-bob"}

@@ -11,9 +11,8 @@ from sounds import noise, silence, tone
 from speech_engines import TransformersEngine
 from whole_recordings import log_mel
 
-from server.speech.quality import Thresholds
 from server.speech.transcribe import TranscriptionJob
-from server.speech.transcription import Asked
+from server.speech.transcription import Asked, Thresholds
 from server.speech.vocabulary import SpeechTokens, read_tokens
 
 pytestmark = pytest.mark.slow(3)

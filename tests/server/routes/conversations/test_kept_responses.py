@@ -15,7 +15,7 @@ from full_disk import full_disk
 
 from server.batches import responses, runner
 from server.http import endpoint
-from server.options.batch_options import BatchOptions
+from server.options.server_flags import BatchOptions
 
 PATH = "/v1/responses"
 

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental import _config as meta_rules
 
 from models import ops
 from models.config import ModelConfig
 from models.conversion.conversion_choice import Conversion, resolve_conversion
+from models.layers.delta import ChannelDelta
+from models.layers.latent_attention import TokenIndexer
+from models.layers.mamba import ChannelScan
 from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from models.towers.model import find_tower
@@ -41,11 +44,32 @@ from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.kernel_self_test import cases_on
 from worker.kernels.cuda.launch import KernelLaunch, collecting
 from worker.kernels.cuda.operations import cuda_operations
-from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.kernels.operations_used import Uses
 from worker.options import LoraOptions
 
 logger = logging.getLogger(__name__)
+
+
+class Unsupported(ValueError):
+    """The model runs on CPUs only so far. The message says which of its layers is the reason."""
+
+
+_REASONS = {
+    ChannelDelta: "Kimi delta attention",
+    ChannelScan: "the scan of the first Mamba (Mamba, Falcon Mamba, Jamba)",
+    TokenIndexer: "the indexer that chooses what attention reads (DeepSeek-V3.2, GLM-5)",
+}
+
+
+def refuse_unsupported(modules: Iterable[nn.Module]) -> None:
+    """Raise `Unsupported` for the first layer without kernels."""
+    for module in modules:
+        if reason := _REASONS.get(type(module)):
+            raise Unsupported(
+                f"the model runs on CPUs only so far: there are no kernels for CUDA of {reason}; "
+                "pass --device cpu"
+            )
+
 
 _MOST_THREADS = 16
 

@@ -27,8 +27,7 @@ from models.config import read_config
 from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
-from worker.kernels.cuda.compiling.model_variants import compiling, model_calls
-from worker.kernels.cuda.unsupported import Unsupported
+from worker.kernels.cuda.compiling.model_variants import Unsupported, compiling, model_calls
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepBounds, StepInput
 from worker.runner import Runner
 from worker.sampling import token_bounds as bounds
