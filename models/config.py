@@ -15,7 +15,7 @@ import msgspec
 
 from models.composites import text_part, unnested
 from models.config_limits import MOST_FEATURES, MOST_HEADS, MOST_LAYERS, check_fields, check_projection
-from models.plain_files import ConfigError, read_object, stored_dtype
+from models.plain_files import ConfigError, read_object, stored_dtype, typed
 from models.weight_coding import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -135,10 +135,7 @@ FamilyFields = TypeVar("FamilyFields", bound=msgspec.Struct)
 
 def family_fields(config: ModelConfig, kind: type[FamilyFields]) -> FamilyFields:
     """Read the fields of config.json that concern one family only into the struct that it declares."""
-    try:
-        return msgspec.convert(config.raw, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
+    return typed(config.raw, kind, f"config.json of this {config.architecture}")
 
 
 def check_served(config: ModelConfig, fields: msgspec.Struct, **served: tuple[object, ...]) -> None:

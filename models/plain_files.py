@@ -9,7 +9,11 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+
+Fields = TypeVar("Fields")
 
 MOST_JSON_BYTES = 256 << 20
 """More than any index of weights has; without a bound a file could take all memory."""
@@ -87,6 +91,14 @@ def read_object(
     if isinstance(value, dict):
         return cast("dict[str, object]", value)
     raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
+
+
+def typed(fields: object, kind: type[Fields], place: str, *, strict: bool = True) -> Fields:
+    """Read fields of JSON into the struct that has their types. Raises ConfigError, which names the place."""
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def shown(name: str) -> str:

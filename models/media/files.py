@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 
-from models.plain_files import ConfigError, read_object
+from models.plain_files import ConfigError, read_object, typed
 
 CLIP_PIXELS: Mapping[str, object] = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
@@ -118,14 +118,12 @@ def read_settings(files: MediaFiles, kind: type[Settings], defaults: Classes) ->
         if given.get(name, value := defaults[chosen].get(name, usual)) != value:
             shown = reprlib.repr(given[name])
             raise ConfigError(f"{SETTINGS}: the field '{name}' is {shown}, and only {value} is served")
-    return _convert({**defaults[chosen], **given}, kind, SETTINGS)
+    return typed({**defaults[chosen], **given}, kind, SETTINGS)
 
 
 def read_sound_settings(files: MediaFiles, kind: type[Fields]) -> Fields:
     """The settings by which features of sound are made."""
-    return _convert(
-        {name: value for name, value in files.settings.items() if value is not None}, kind, SETTINGS
-    )
+    return typed({name: value for name, value in files.settings.items() if value is not None}, kind, SETTINGS)
 
 
 def read_video_settings(files: MediaFiles, kind: type[Fields], defaults: Mapping[str, object]) -> Fields:
@@ -134,12 +132,12 @@ def read_video_settings(files: MediaFiles, kind: type[Fields], defaults: Mapping
     for name in ("image_mean", "image_std"):
         if name in given and files.settings.get(name) not in (None, given[name]):
             raise ConfigError(f"{_VIDEO_SETTINGS}: the field '{name}' must be that of {SETTINGS}")
-    return _convert({**defaults, **given}, kind, _VIDEO_SETTINGS)
+    return typed({**defaults, **given}, kind, _VIDEO_SETTINGS)
 
 
 def read_facts(files: MediaFiles, kind: type[Fields], part: str = "") -> Fields:
     """The fields of config.json that a family's media need, or those of a part of it."""
-    return _convert(files.config.get(part) if part else files.config, kind, "config.json")
+    return typed(files.config.get(part) if part else files.config, kind, "config.json")
 
 
 def _class_name(given: Mapping[str, object]) -> str:
@@ -147,10 +145,3 @@ def _class_name(given: Mapping[str, object]) -> str:
     name = str(given.get("image_processor_type") or given.get("feature_extractor_type") or "")
     name = name.removesuffix("Pil").removesuffix("Fast")
     return name.replace("FeatureExtractor", "ImageProcessor")
-
-
-def _convert(fields: object, kind: type[Fields], file: str) -> Fields:
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {error}") from None

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from models.config import ConfigError, ModelConfig
+from models.plain_files import typed
 from models.pooling.entity_files import EntityFacts, read_entities
 from models.pooling.representations import (
     Splade,
@@ -263,11 +264,9 @@ def _read_asked(pooler_config: Mapping[str, object]) -> PoolerConfig:
 
 
 def _read_head(config: ModelConfig) -> _Head:
-    try:
-        fields = {**config.raw, **config.whole}  # a composite has them beside its text's config
-        return msgspec.convert(fields, _Head, strict=False)  # labels are numbered by strings
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
+    fields = {**config.raw, **config.whole}  # a composite has them beside its text's config
+    place = f"config.json of this {config.architecture}"
+    return typed(fields, _Head, place, strict=False)  # labels are numbered by strings
 
 
 def _asked_modes(asked: PoolerConfig) -> tuple[tuple[Mode, ...], Literal["ALL", "STEP"] | None]:

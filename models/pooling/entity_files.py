@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from models.config import ConfigError, ModelConfig
-from models.plain_files import read_object
+from models.plain_files import read_object, typed
 
 GLINER_FILE = "gliner_config.json"
 ARCHITECTURE = "GLiNERModel"
@@ -76,7 +76,7 @@ def make_config(folder: Path) -> dict[str, object]:
         raise ConfigError(f"{folder / 'tokenizer.json'} is missing; {_SAY_MORE}")
     config = {"model_type": "deberta-v2", **cast("dict[str, object]", encoder)}
     own = {name: said[name] for name in EntityFacts.__struct_fields__ if name in said}
-    facts = _converted(own, str(path))
+    facts = typed(own, EntityFacts, f"{path} of this GLiNER")
     if said.get("vocab_size") not in (None, -1):
         config["vocab_size"] = said["vocab_size"]
     longest = config.get("max_position_embeddings")
@@ -96,11 +96,4 @@ def read_entities(config: ModelConfig) -> EntityFacts | None:
     """The fields of a model that finds entities; None if it is none."""
     if config.architecture != ARCHITECTURE:
         return None
-    return _converted(config.raw.get(_ADDED, {}), "config.json")
-
-
-def _converted(fields: object, place: str) -> EntityFacts:
-    try:
-        return msgspec.convert(fields, EntityFacts)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{place} of this GLiNER: {error}") from None
+    return typed(config.raw.get(_ADDED, {}), EntityFacts, "config.json of this GLiNER")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from models.config import ConfigError, ModelConfig
+from models.plain_files import typed
 from models.quantization.methods.bitsandbytes_modelopt import (
     Bitsandbytes,
     BitsandbytesFields,
@@ -64,11 +65,7 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
             "(-q int8)"
         )
     kind, make = METHODS[method]
-    try:
-        fields = msgspec.convert(saved.fields, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{saved.place} ({method}): {error}") from None
-    return make(saved, fields)
+    return make(saved, typed(saved.fields, kind, f"{saved.place} ({method})"))
 
 
 def describe_quantization(config: ModelConfig, asked: str | None) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from models.config import ConfigError
 from models.media.files import PictureSettings
 from models.media.item import Kind
+from models.plain_files import typed
 
 Made = TypeVar("Made")
 InLayers = Generator[None, None, Made]
@@ -91,10 +92,7 @@ def read_tower_fields(
     where: str = "config.json",
 ) -> Fields:
     """Read the fields of config.json that a tower needs; those that are missing or null are as in `usual`."""
-    try:
-        return msgspec.convert({**(usual or {}), **_without_null(config)}, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    return typed({**(usual or {}), **_without_null(config)}, kind, where)
 
 
 def _without_null(fields: Mapping[str, object]) -> dict[str, object]:

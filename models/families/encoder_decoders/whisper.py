@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError, ModelConfig, Size, family_fields
+from models.config import ModelConfig, Size, family_fields
 from models.context import ForwardContext
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
@@ -22,7 +22,7 @@ from models.families.encoder_decoders.encoder_decoder import (
 from models.layers.cross_attention import KeysWithoutBias, SourceInput, cross_layers
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.plain_files import read_object
+from models.plain_files import read_object, typed
 from models.pooling.alignment import Alignment
 from models.towers.audio import AudioFields, WhisperEncoder
 from models.towers.tower import InLayers, read_tower_fields
@@ -77,9 +77,6 @@ class _GenerationFields(msgspec.Struct):
 def _alignment_heads(folder: Path, config: ModelConfig) -> list[tuple[int, int]]:
     """The heads that follow what is said: those that are named, or else all of the latter half of layers."""
     path = folder / "generation_config.json"
-    try:
-        named = msgspec.convert(read_object(path), _GenerationFields).alignment_heads if path.exists() else []
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    named = typed(read_object(path), _GenerationFields, str(path)).alignment_heads if path.exists() else []
     layers = range(config.num_layers // 2, config.num_layers)
     return named or [(layer, head) for layer in layers for head in range(config.num_heads)]
