@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
@@ -58,17 +57,19 @@ class Coding(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the checkpoint has one scale with which all inputs of a matrix are rounded ("static")."""
 
 
-class Quantization(ABC):
+class Quantization:
     """A checkpoint's method, with all that its config says."""
 
     method: ClassVar[str]
     codings: Sequence[Coding]
     """All codings that its matrices may have, the usual one first."""
 
-    @abstractmethod
+    plain: Sequence[str] = ()
+    """Parts of names of modules, whose matrices are plain."""
+
     def coding_of(self, module: str) -> Coding | None:
         """The coding of the matrix of a module, by its name in the checkpoint; None if it is plain."""
-        ...
+        return None if any(part in module for part in self.plain) else self.codings[0]
 
     @property
     def bits(self) -> int:

@@ -41,10 +41,7 @@ class Bitsandbytes(Quantization):
         self._kind = fields.bnb_4bit_quant_type if fields.load_in_4bit else "int8"
         by_blocks = Coding(format=BNB_4BIT, bits=4, group=_BLOCK)
         self.codings = [by_blocks if fields.load_in_4bit else Coding(format=BNB_INT8, bits=8)]
-        self._plain = fields.llm_int8_skip_modules or ["lm_head"]
-
-    def coding_of(self, module: str) -> Coding | None:
-        return None if any(part in module for part in self._plain) else self.codings[0]
+        self.plain = fields.llm_int8_skip_modules or ["lm_head"]
 
     def describe(self) -> str:
         return f"{self.method}, {self._kind}"

@@ -52,10 +52,7 @@ class Fp8(Quantization):
             )
         is_static = fields.activation_scheme == "static"
         self.codings = [fp8_coding(*(fields.weight_block_size or (0, 0)), 8, static_inputs=is_static)]
-        self._plain = [*(fields.modules_to_not_convert or []), *(fields.ignored_layers or [])]
-
-    def coding_of(self, module: str) -> Coding | None:
-        return None if any(part in module for part in self._plain) else self.codings[0]
+        self.plain = [*(fields.modules_to_not_convert or []), *(fields.ignored_layers or [])]
 
     def describe(self) -> str:
         rows, columns = self.codings[0].rows, self.codings[0].group
@@ -73,9 +70,7 @@ class Mxfp4(Quantization):
     codings = (MXFP4,)
 
     def __init__(self, saved: SavedQuantization, fields: Mxfp4Fields) -> None:
-        self._plain = fields.modules_to_not_convert or []
+        self.plain = fields.modules_to_not_convert or []
 
     def coding_of(self, module: str) -> Coding | None:
-        if _EXPERTS not in module.split(".") or any(part in module for part in self._plain):
-            return None
-        return MXFP4
+        return super().coding_of(module) if _EXPERTS in module.split(".") else None

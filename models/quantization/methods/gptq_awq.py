@@ -120,10 +120,7 @@ class Awq(Quantization):
             )
         group = max(0, _AWQ_GROUP if size is None else size)
         self.codings = [Coding(format="awq", bits=4, group=group, symmetric=False)]
-        self._plain = fields.modules_to_not_convert or []
-
-    def coding_of(self, module: str) -> Coding | None:
-        return None if any(part in module for part in self._plain) else self.codings[0]
+        self.plain = fields.modules_to_not_convert or []
 
 
 class AutoRound(Quantization):
