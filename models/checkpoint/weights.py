@@ -321,7 +321,12 @@ def load(module: nn.Module, weights: Weights) -> None:
     weights.ignore(*getattr(module, "ignored", ()))
     if isinstance(module, Pulls):
         module.pull(weights)
-        return
+    else:
+        load_children(module, weights)
+
+
+def load_children(module: nn.Module, weights: Weights) -> None:
+    """Fill what a module contains, each child from the scope of its name."""
     for name, child in module.named_children():
         load(child, weights / name)
 

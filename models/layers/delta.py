@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.weights import Weights, load
+from models.checkpoint.weights import Weights, load_children
 from models.context import context
 from models.layers.linear import Interleaved, Linear, RowLinear, cut_of, frozen, pieces_of
 from models.layers.norm import RMSNorm
@@ -81,8 +81,7 @@ class GatedDeltaNet(StateLayer):
         self.out_proj = RowLinear(v, hidden_size, parallel)
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         heads, size = self.value_heads, [self.spec.value_heads]
         rates, shifts = (
             torch.cat([weights.take(name, size, cut, torch.float32) for cut in pieces_of([heads])])
@@ -171,8 +170,7 @@ class ChannelDelta(StateLayer):
         self.o_proj = RowLinear(self.inner, hidden_size, parallel)
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         rates = weights.take("A_log", [1, 1, self.heads.size, 1], dtype=torch.float32).flatten()
         self.speeds = frozen(-rates[self.heads.start : self.heads.stop].exp())
         self.shifts = frozen(weights.take("dt_bias", [self.inner.size], cut_of(0, self.inner), torch.float32))

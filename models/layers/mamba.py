@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.weights import Weights, load
+from models.checkpoint.weights import Weights, load_children
 from models.config import ConfigError
 from models.context import context
 from models.layers.linear import Linear, RowLinear, cut_of, frozen
@@ -86,8 +86,7 @@ class Mamba(StateLayer):
         self.sections = 1 if held % self.groups.length else held // self.groups.length
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         factors = self.spec.multipliers
         each = zip((factors.values, factors.keys, factors.queries), self.conv1d.channels, strict=True)
         channels = torch.cat([torch.full((part.length,), factor) for factor, part in each])
@@ -179,8 +178,7 @@ class ChannelScan(StateLayer):
             self.c_layernorm = norm(spec.state_size, spec.eps)
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         rates = _pull(weights, "A_log", self.channels, self.spec.state_size)
         self.speeds = frozen(-rates.exp().t().contiguous())
         self.shifts = frozen(_pull(weights, "dt_proj.bias", self.channels))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.weights import Weights, load
+from models.checkpoint.weights import Weights, load, load_children
 from models.config import Eps, Size
 from models.context import use_context
 from models.layers.attention import EncoderAttention
@@ -99,8 +99,7 @@ class _Attention(nn.Module):
         self.attention = EncoderAttention(head_dim=dim, scale=1.0)
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         for norm in (self.q_norm, self.k_norm):
             norm.weight = frozen(norm.weight[self.order.order(norm.size).to(norm.weight.device)])
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from models.checkpoint.weights import Weights, load
+from models.checkpoint.weights import Weights, load_children
 from models.config import ConfigError, Eps, ModelConfig, Size
 from models.families.decoders.decoder import DecoderForCausalLM, DecoderLayer
 from models.families.decoders.decoder_spec import POST_NORMS, DecoderFields, DecoderSpec, LayerSpec, Norms
@@ -164,8 +164,7 @@ class OlmoHybridLayer(DecoderLayer):
         """Read the layer. transformers gives the norm behind attention a name of the other layers."""
         if not self.has_state and "feedforward_layer_norm.weight" in weights:
             weights = weights.renamed({POST_NORMS.after_attention: "feedforward_layer_norm"})
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
 
 
 class OlmoHybridForCausalLM(DecoderForCausalLM):
@@ -244,8 +243,7 @@ class KimiLinearLayer(DecoderLayer):
     def pull(self, weights: Weights) -> None:
         if any(f"{_MIXTURE}.{name}.weight" in weights for name in ("gate", "gate_proj")):
             weights = weights.renamed({**_KIMI_NAMES, "mlp": _MIXTURE})
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
 
 
 class KimiLinearForCausalLM(LatentForCausalLM):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.weights import Weights, load
+from models.checkpoint.weights import Weights, load_children
 from models.config import ConfigError, ModelConfig, Size, family_fields
 from models.families.decoders.gemma.gemma_layers import (
     FULL,
@@ -121,8 +121,7 @@ class AltUp(nn.Module):
         self.modality_router = Linear(size, self.count, plain=True)
 
     def pull(self, weights: Weights) -> None:
-        for name, module in self.named_children():
-            load(module, weights / name)
+        load_children(self, weights)
         count, wide = self.count, torch.float32
         scope = weights / "prediction_coefs"
         self.prediction = frozen(read_plain_matrix(scope, (count * count, count), None, wide))
