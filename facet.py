@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
-    from server.offline.lora_requests import LoRARequest
-    from server.offline.prompt_forms import TextPrompt, TokensPrompt
+    from server.offline.prompt_forms import LoRARequest, TextPrompt, TokensPrompt
     from server.offline.request_outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -108,8 +107,7 @@ _HOMES = {
     "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
     "server.offline.llm": "LLM",
     "server.offline.llm_engine": "LLMEngine",
-    "server.offline.lora_requests": "LoRARequest",
-    "server.offline.prompt_forms": "TextPrompt TokensPrompt",
+    "server.offline.prompt_forms": "LoRARequest TextPrompt TokensPrompt",
     "server.offline.stat_loggers": "StatLoggerBase",
     "server.options.parse_server_options": "AsyncEngineArgs EngineArgs",
     "server.requests.beam_search": "BeamSearchParams",

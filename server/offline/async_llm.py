@@ -9,15 +9,12 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-import msgspec
-
 from engine_core.engine_children import EngineProcesses, start_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.offline.engine_connection import SHUT_DOWN, Connection
-from server.offline.lora_requests import LoRARequest
-from server.offline.program_requests import adapted, encode, open_answers, open_search, pool, read_items
-from server.offline.prompt_forms import PromptLike, read_prompt
+from server.offline.program_requests import Asked, open_answers, open_texts
+from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.offline.stat_loggers import MakeStatLogger
 from server.options.parse_server_options import EngineArgs, from_python
@@ -94,15 +91,16 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
-        read, name = read_prompt(prompt), request_id or uuid.uuid4().hex
-        frontend = await adapted(await self._ready(), lora_request)
-        encoded = await encode(frontend, read, sampling_params)
-        if prompt_text is not None:
-            encoded = msgspec.structs.replace(encoded, text=prompt_text)
-        answers = await open_answers(
-            frontend, encoded, sampling_params, name, replica=data_parallel_rank, priority=priority
+        asked = Asked(
+            request_id or uuid.uuid4().hex,
+            read_prompt(prompt),
+            sampling_params,
+            priority,
+            lora_request,
+            data_parallel_rank,
+            prompt_text,
         )
-        async with aclosing(answers.outputs()) as outputs:
+        async with aclosing(self._outputs(asked)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -114,9 +112,13 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields one output with the likeliest answers to a prompt, the best one first."""
-        frontend = await adapted(await self._ready(), lora_request)
-        encoded = await encode(frontend, read_prompt(prompt), params.sampling())
-        answers = await open_search(frontend, encoded, params, request_id)
+        asked = Asked(request_id, read_prompt(prompt), params, adapter=lora_request)
+        async with aclosing(self._outputs(asked)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
+        [answers] = await open_answers(await self._ready(), [asked])
         async with aclosing(answers.outputs()) as outputs:
             async for output in outputs:
                 yield output
@@ -136,12 +138,10 @@ class AsyncLLM:
         refuse_keywords("encode", others, _UNSUPPORTED)
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
-        read, name = read_prompt(prompt), request_id or uuid.uuid4().hex
-        frontend = await adapted(await self._ready(), lora_request)
-        items, media = await read_items(frontend, [read], [pooling_params])
-        [output] = await pool(
-            frontend, items, media, [name], replica=data_parallel_rank, priority=priority, salt=read.salt
-        )
+        name, read = request_id or uuid.uuid4().hex, read_prompt(prompt)
+        asked = Asked(name, read, pooling_params, priority, lora_request, data_parallel_rank)
+        pool_texts = await open_texts(await self._ready(), [asked])
+        [output] = await pool_texts()
         yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

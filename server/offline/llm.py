@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from numbers import Integral
 from typing import Any, TypedDict, Unpack
 
-from server.offline import prompt_forms, request_outputs
+from msgspec.structs import replace
+
+from server.offline import program_batches, prompt_forms, request_outputs
 from server.offline.llm_engine import LLMEngine
-from server.offline.lora_requests import Adapters
-from server.offline.program_batches import Batches, Pooled
+from server.offline.program_requests import Asked, PooledOutput, adapted
+from server.offline.prompt_forms import Adapters, LoRARequest, for_each
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
@@ -46,7 +50,7 @@ class LLM(LLMEngine):
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
         super().__init__(model, **options)
-        self._batches = Batches(self.frontend)
+        self._numbers = count()
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -71,8 +75,14 @@ class LLM(LLMEngine):
         """
         refuse_keywords("generate", others, _UNSUPPORTED)
         read, keep = prompt_forms.read_prompts(prompts), truncate_prompt_tokens
-        asked = self._batches.generate(read, sampling_params, lora_request, priority, use_tqdm, keep)
-        return self.local.call(asked)
+        params = self._sampling(sampling_params, len(read))
+        if keep is not None:
+            params = [
+                replace(one, truncate_prompt_tokens=keep) if one.truncate_prompt_tokens is None else one
+                for one in params
+            ]
+        asked = self._asked(read, params, lora_request, priority)
+        return self.local.call(program_batches.generate(self.frontend, asked, use_tqdm))
 
     def chat(
         self,
@@ -86,11 +96,12 @@ class LLM(LLMEngine):
     ) -> list[request_outputs.RequestOutput]:
         """Answers conversations, or one, which the model's chat template writes as prompts."""
         _refuse_others("chat", template, TemplateOptions)
-        read, form = prompt_forms.read_conversations(messages), chat_template_content_format
-        asked = self._batches.generate(
-            read, sampling_params, lora_request, None, use_tqdm, content_format=form, **template
-        )
-        return self.local.call(asked)
+        read = [
+            prompt_forms.Conversation(one, template, chat_template_content_format)
+            for one in prompt_forms.read_conversations(messages)
+        ]
+        asked = self._asked(read, self._sampling(sampling_params, len(read)), lora_request)
+        return self.local.call(program_batches.generate(self.frontend, asked, use_tqdm))
 
     def beam_search(
         self,
@@ -104,8 +115,9 @@ class LLM(LLMEngine):
         if concurrency_limit is not None and concurrency_limit < 1:
             raise ValueError(f"concurrency_limit must be 1 or more, got {concurrency_limit}")
         read = prompt_forms.read_prompts(prompts)
-        most = concurrency_limit or max(1, len(read))
-        return self.local.call(self._batches.beam_search(read, params, lora_request, most, use_tqdm))
+        asked = self._asked(read, [params] * len(read), lora_request)
+        found = program_batches.search(self.frontend, asked, params, concurrency_limit, use_tqdm)
+        return self.local.call(found)
 
     def encode(
         self,
@@ -115,7 +127,7 @@ class LLM(LLMEngine):
         pooling_task: str | None = None,
         task: str | None = None,
         **options: Unpack[prompt_forms.TextOptions],
-    ) -> list[Pooled]:
+    ) -> list[PooledOutput]:
         """Runs a task of the model on each text, by default its first. `task` is short for `pooling_task`."""
         asked = prompt_forms.PoolingOptions(pooling_params=pooling_params, **options)
         return self._pool("encode", prompts, pooling_task or task, asked)
@@ -132,13 +144,14 @@ class LLM(LLMEngine):
     ) -> list[request_outputs.ClassificationRequestOutput]:
         """Returns the probability of each label, for each text."""
         pooled = self._pool("classify", prompts, "classify", options)
-        frontends = self.local.call(self._batches.frontends(options.get("lora_request"), len(pooled)))
+        adapters = for_each("lora_request", LoRARequest, options.get("lora_request"), None, len(pooled))
+        frontends = self.local.call(adapted(self.frontend, adapters))
         labels = [frontend.facts.pooling.labels for frontend in frontends]
         return list(map(request_outputs.classification_output, pooled, labels))
 
     def reward(
         self, prompts: prompt_forms.Prompts, **options: Unpack[prompt_forms.PoolingOptions]
-    ) -> list[Pooled]:
+    ) -> list[PooledOutput]:
         """Returns the rewards of each text: one for each token or step, or else one for the text."""
         return self._pool("reward", prompts, "reward", options)
 
@@ -159,9 +172,14 @@ class LLM(LLMEngine):
         {"content": [...]} has pictures too, as the content of a message.
         """
         refuse_keywords("score", others, _UNSUPPORTED)
-        sides, params, keep = (data_1, data_2), pooling_params or PoolingParams(), truncate_prompt_tokens
-        asked = self._batches.score(sides, params, keep, instruction, lora_request, use_tqdm)
-        return self.local.call(asked)
+        sides, params = (data_1, data_2), pooling_params or PoolingParams()
+        if truncate_prompt_tokens is not None:
+            params = replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self.local.call(
+            program_batches.score(
+                self.frontend, sides, params, instruction, lora_request, self._names, use_tqdm
+            )
+        )
 
     def transcribe(
         self, sounds: Sound | Sequence[Sound], **options: Unpack[TranscribeOptions]
@@ -171,7 +189,8 @@ class LLM(LLMEngine):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a call that gives none; fields that are None are the model's own defaults."""
-        return self._batches.default_params
+        decides = "max_tokens" in self.facts.defaults
+        return SamplingParams(max_tokens=None) if decides else SamplingParams()
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with the model in every worker -> what each has returned.
@@ -213,10 +232,36 @@ class LLM(LLMEngine):
         prompts: prompt_forms.Prompts,
         task: str | None,
         options: prompt_forms.PoolingOptions,
-    ) -> list[Pooled]:
+    ) -> list[PooledOutput]:
         """`task` wins over the task of the parameters."""
         _refuse_others(call, options, prompt_forms.PoolingOptions)
-        return self.local.call(self._batches.pool(prompt_forms.read_prompts(prompts), task, options))
+        read, given = prompt_forms.read_prompts(prompts), options.get("pooling_params")
+        params = for_each("pooling_params", PoolingParams, given, PoolingParams(), len(read))
+        asked = self._asked(read, params, options.get("lora_request"), options.get("priority"))
+        shows = options.get("use_tqdm", True)
+        return self.local.call(program_batches.pool(self.frontend, asked, task, options, shows))
+
+    def _sampling(self, given: Sampling, number: int) -> Sequence[SamplingParams]:
+        default = self.get_default_sampling_params()
+        return for_each("sampling_params", SamplingParams, given, default, number)
+
+    def _names(self, number: int) -> list[str]:
+        """The next ids of requests."""
+        return [str(next(self._numbers)) for _ in range(number)]
+
+    def _asked(
+        self,
+        prompts: Sequence[prompt_forms.Prompt | prompt_forms.Conversation],
+        params: Sequence[SamplingParams | PoolingParams | BeamSearchParams],
+        adapters: Adapters,
+        priority: Sequence[int] | None = None,
+    ) -> list[Asked]:
+        """The requests of a call."""
+        number = len(prompts)
+        ranks = for_each("priority", Integral, priority, 0, number)
+        loras = for_each("lora_request", LoRARequest, adapters, None, number)
+        given = zip(self._names(number), prompts, params, ranks, loras, strict=True)
+        return [Asked(*each) for each in given]
 
 
 def _refuse_others(call: str, given: Mapping[str, Any], known: type) -> None:

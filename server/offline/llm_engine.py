@@ -14,14 +14,10 @@ from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.model_facts import Facts
 from server.offline.local_engine import LocalEngine
-from server.offline.lora_requests import LoRARequest, spread
-from server.offline.program_requests import Answers, adapted, encode, failed, open_answers, pool, read_items
-from server.offline.prompt_forms import Prompt, PromptLike, read_prompt
-from server.offline.request_outputs import (
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-)
+from server.offline.output_builder import Answers
+from server.offline.program_requests import Asked, PooledOutput, open_answers, open_texts
+from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
+from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.options.parse_server_options import EngineArgs, from_python
 from server.options.server_flags import ServerConfig
 from server.requests.checkpoint_facts import open_transformers_tokenizer
@@ -31,11 +27,11 @@ from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.terminal.progress_bar import ProgressDisplay
 from server.text.tokenizer import Tokenizer
+from worker.protocol import Vectors
 
 _UNSUPPORTED = ("arrival_time", "tokenization_kwargs", "trace_headers", "prompt_text")
 
-Pooled = PoolingRequestOutput[PoolingOutput]
-Output = RequestOutput | Pooled
+Output = RequestOutput | PooledOutput
 Changed = dict[str, Callable[[], Output | None]]
 """What makes the next output of each request that has got something since the last step."""
 
@@ -92,29 +88,17 @@ class LLMEngine:
         refuse_keywords("add_request", others, _UNSUPPORTED)
         if request_id in self._running:
             raise ValueError(f"a request with the id {request_id!r} is not finished yet")
-        [adapter] = spread(lora_request, 1)
-        self.local.call(self._add(request_id, read_prompt(prompt), params, priority, adapter))
+        asked = Asked(request_id, read_prompt(prompt), params, priority, lora_request)
+        self.local.call(self._add(asked))
 
-    async def _add(
-        self,
-        name: str,
-        prompt: Prompt,
-        params: SamplingParams | PoolingParams,
-        priority: int,
-        adapter: LoRARequest | None,
-    ) -> None:
-        frontend = await adapted(self.frontend, adapter)
-        if isinstance(params, PoolingParams):
-            items, media = await read_items(frontend, [prompt], [params])
-            pooled = pool(frontend, items, media, [name], priority=priority, salt=prompt.salt)
-            work = _follow_text(pooled, name, prompt, self._changed)
-        elif isinstance(params, SamplingParams):
-            encoded = await encode(frontend, prompt, params)
-            answers = await open_answers(frontend, encoded, params, name, priority=priority)
-            work = _follow_answers(answers, name, self._changed)
+    async def _add(self, asked: Asked) -> None:
+        if isinstance(asked.params, PoolingParams):
+            pool_texts = await open_texts(self.frontend, [asked])
+            work = _follow_text(pool_texts(), asked, self._changed)
         else:
-            raise TypeError(f"params are SamplingParams or PoolingParams, not {type(params).__name__}")
-        self._running[name] = asyncio.create_task(work)
+            [answers] = await open_answers(self.frontend, [asked])
+            work = _follow_answers(answers, asked.name, self._changed)
+        self._running[asked.name] = asyncio.create_task(work)
 
     def step(self) -> list[Output]:
         """Runs one step of the model, and returns the outputs of requests that have new ones."""
@@ -202,13 +186,14 @@ async def _follow_answers(answers: Answers, name: str, changed: Changed) -> None
 
 
 async def _follow_text(
-    pooled: Coroutine[Any, Any, list[Pooled]], name: str, prompt: Prompt, changed: Changed
+    pooled: Coroutine[Any, Any, list[PooledOutput]], asked: Asked, changed: Changed
 ) -> None:
     try:
         [output] = await pooled
     except ApiError as error:
-        output = failed(name, prompt, error)
-    changed[name] = lambda: output
+        nothing = PoolingOutput.of(Vectors(b"", (0,)))
+        output = PoolingRequestOutput(asked.name, nothing, asked.text.ids or [], error=error)
+    changed[asked.name] = lambda: output
 
 
 def _check_alone(config: ServerConfig) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
+from engine_core.prompt_media import Media
 from server.errors import ApiError
 from server.frontend.text_output import ALL_TOKENS, Delta
 from server.offline.request_outputs import (
@@ -123,6 +125,41 @@ class OutputBuilder:
     def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[LogprobsByToken]:
         name = self._tokenizer.token_text if self._names_tokens else lambda _: None
         return [_by_token(entry, name) for entry in entries]
+
+
+@dataclass
+class Answers:
+    """The answers to one prompt, which is sent when the first output is asked for."""
+
+    builder: OutputBuilder
+    deltas: AsyncGenerator[Delta, None]
+    media: Sequence[Media] = ()
+    """The media of the prompt."""
+
+    async def take(self) -> AsyncGenerator[None, None]:
+        """Takes what comes, piece by piece. Closing the generator ends the request."""
+        async with aclosing(self.deltas):
+            async for delta in self.deltas:
+                if not delta.is_notice:
+                    self.builder.push(delta)
+                    yield
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Yields outputs as they come. Closing the generator ends the request."""
+        async with aclosing(self.take()) as pieces:
+            async for _ in pieces:
+                if (output := self.builder.output()) is not None:
+                    yield output
+
+    async def last(self, tell: Callable[[], None] = lambda: None) -> RequestOutput:
+        """The whole answers, of which `tell` hears."""
+        async with aclosing(self.take()) as pieces:
+            async for _ in pieces:
+                pass
+        tell()
+        output = self.builder.output()
+        assert output is not None, "answers have ended, and say nothing"
+        return output
 
 
 def _by_token(entry: TokenLogprobs, name: Callable[[int], str | None]) -> LogprobsByToken:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, TypeVar, Unpack
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.prompt_media import Media
 from engine_core.protocol import Pooled
-from server.errors import ApiError, BadRequest
+from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.frontend.text_output import Delta
 from server.helpers.messages import ReceivedError
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem as MediaItem
@@ -25,38 +23,83 @@ from server.media.media_parts import read_part
 from server.media.prompt import MediaNeeded, Written, as_media
 from server.media.prompt_embeds import check_rows, cut_rows, row_width
 from server.model_facts import GENERATE, require_task
-from server.offline.lora_requests import WITHOUT_LORA, LoRARequest
 from server.offline.media_forms import as_array, as_part, with_files
-from server.offline.output_builder import OutputBuilder, tokens_per_output
-from server.offline.prompt_forms import Message, Prompt, ReadOptions, validated
-from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
+from server.offline.output_builder import Answers, OutputBuilder, tokens_per_output
+from server.offline.prompt_forms import Conversation, LoRARequest, Prompt, ReadOptions, validated
+from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
 from server.reading.placed_texts import PlacedText
 from server.reading.pooled_conversations import item_with_media
 from server.reading.prompts import Prompt as ReadPrompt
 from server.reading.prompts import ReadingContext, prepare_prompt, write_chat
-from server.requests.beam_rounds import BeamParams
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PooledText, PoolingParams, TextReader, Truncation, find_prompt
 from server.requests.sampling_params import RequestOutputKind, SamplingParams, kept_tokens
 from server.schemas.chat import ChatRequest
-from server.text.chat_template import AskedFormat
 from server.text.control_tokens import without_cuts
-from server.text.tokenizer import LONG_TEXT, TokenIds, unpack
-from worker.protocol import Pooling, Vectors
+from server.text.tokenizer import LONG_TEXT, unpack
+from worker.protocol import Pooling
 
 R = TypeVar("R")
+PooledOutput = PoolingRequestOutput[PoolingOutput]
 
 PreparedItems = Mapping[bytes, MediaItem]
 """The media of a request by their hashes."""
-NO_ITEMS: PreparedItems = MappingProxyType({})
-
-_NOTHING = Vectors(b"", (0,))
-"""The vectors of a request that failed."""
 
 PROMPTS_AT_ONCE = 4
 """The prompts of a call that are read at the same time, of those that are long or have media."""
+WITHOUT_LORA = "lora_request: {} cannot be used, for the model was loaded without enable_lora=True"
 
 _log = logging.getLogger(__name__)
+
+
+class PoolTexts(Protocol):
+    def __call__(self, tell: Callable[[], None] = ...) -> Coroutine[Any, Any, list[PooledOutput]]:
+        """What the engine makes of texts, in order. Raises the first error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of a program."""
+
+    name: str
+    """The id that its outputs have."""
+    prompt: Prompt | Conversation
+    params: SamplingParams | BeamSearchParams | PoolingParams
+    priority: int = 0
+    adapter: LoRARequest | None = None
+    replica: int | None = None
+    shown: str | None = None
+    """The text that outputs show in place of the prompt's own."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.adapter, LoRARequest | None):
+            raise TypeError(f"lora_request is a LoRARequest, not {type(self.adapter).__name__}")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        if isinstance(self.params, SamplingParams):
+            return self.params
+        if not isinstance(self.params, BeamSearchParams):
+            raise TypeError(f"answers need SamplingParams, not {type(self.params).__name__}")
+        params = self.params.sampling()
+        params.n = max(1, self.params.beam_width)
+        return params
+
+    @property
+    def pooling(self) -> PoolingParams:
+        if not isinstance(self.params, PoolingParams):
+            raise TypeError(f"texts to pool need PoolingParams, not {type(self.params).__name__}")
+        return self.params
+
+    @property
+    def text(self) -> Prompt:
+        """The prompt of a text to pool. Raises BadRequest."""
+        if not isinstance(self.prompt, Prompt) or self.prompt.rows is not None:
+            raise BadRequest(
+                "prompt_embeds are answered, not pooled: give a text or its token ids.", "prompts"
+            )
+        return self.prompt
 
 
 @contextmanager
@@ -70,88 +113,41 @@ def as_refusals() -> Iterator[None]:
         raise BadRequest(error.message, error.param) from None
 
 
-async def all_of(works: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """What these return, in order. The first error ends all of them, and is raised once they have ended."""
+async def all_of(works: Sequence[Coroutine[Any, Any, R]], at_once: int | None = None) -> list[R]:
+    """What these return, in order, of which so many run at a time. The first error ends all of them, and is
+    raised once they have ended."""
     if len(works) == 1:
         return [await works[0]]
-    tasks = [asyncio.create_task(work) for work in works]
+    turns = asyncio.Semaphore(at_once or max(1, len(works)))
+
+    async def in_turn(work: Coroutine[Any, Any, R]) -> R:
+        async with turns:
+            return await work
+
+    tasks = [asyncio.create_task(work if at_once is None else in_turn(work)) for work in works]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for work in works:
+            work.close()  # of those whose turn has not come
         raise
 
 
-async def adapted(frontend: Frontend, asked: LoRARequest | None) -> Frontend:
-    """The frontend for a request, whose adapter is loaded if it names one. Raises BadRequest."""
-    if asked is None:
-        return frontend
-    if not isinstance(asked, LoRARequest):
-        raise TypeError(f"lora_request is a LoRARequest, not {type(asked).__name__}")
-    served = frontend.adapters
-    if served is None:
-        raise BadRequest(WITHOUT_LORA.format(asked.name), "lora_request")
-    return served.adapted(await served.use(asked.name, asked.path))
-
-
-# Prompts to answer.
-
-
-class Encoded(msgspec.Struct, frozen=True):
-    """A prompt as an engine gets it."""
-
-    text: str | None
-    ids: TokenIds
-    shown_ids: list[int]
-    """The ids that outputs show: none, if the prompt has embeddings in place of tokens."""
-    media: tuple[Media, ...] = ()
-    salt: str = ""
-
-
-async def encode(frontend: Frontend, prompt: Prompt, params: SamplingParams) -> Encoded:
-    """Encodes a prompt that is to be answered. Raises BadRequest."""
-    facts, text, files = frontend.facts, prompt.text, InlineFiles()
-    require_task(GENERATE, facts.tasks)
-    keep = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, facts)
-    if prompt.rows is not None:
-        read, items = _read_rows(prompt, frontend, params), NO_ITEMS
-    elif prompt.media:
-        parts = await asyncio.to_thread(_parts, prompt, files)
-        placed = PlacedText(text or "", parts, prompt.salt, prompt.settings)
-        read, items = await read_prepared(frontend, lambda known: placed.prepare(known, keep), files)
-    else:
-        source = Written(text or "") if prompt.ids is None else prompt.ids
-        is_long = prompt.ids is None and len(text or "") >= LONG_TEXT
-        read, items = await read_prepared(
-            frontend, lambda known: prepare_prompt(source, known, keep), files, is_long
-        )
-    return _encoded(read, text, items, prompt.salt)
-
-
-async def encode_chat(
-    frontend: Frontend,
-    messages: Sequence[Message],
-    params: SamplingParams,
-    content_format: AskedFormat | None,
-    options: Mapping[str, Any],
-) -> Encoded:
-    """Encodes a conversation. `options` are fields of a request for a chat. Raises BadRequest."""
-    require_task(GENERATE, frontend.facts.tasks)
-    keep, files = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, frontend.facts), InlineFiles()
-    asked = {"messages": [with_files(message, files) for message in messages], **options}
-    body = validated(ChatRequest, {name: value for name, value in asked.items() if value is not None})
-
-    def read(context: ReadingContext) -> tuple[str, ReadPrompt]:
-        known = replace(
-            context, options=msgspec.structs.replace(context.options, content_format=content_format)
-        )
-        written = write_chat(body, known)
-        return written.plain_text, prepare_prompt(written, known, keep, special=body.add_special_tokens)
-
-    (text, prompt), items = await read_prepared(frontend, read, files)
-    return _encoded(prompt, text, items, body.cache_salt or "")
+async def adapted(frontend: Frontend, asked: Sequence[LoRARequest | None]) -> list[Frontend]:
+    """The frontend for each of these, with the adapter that it names, which is loaded. Raises BadRequest."""
+    by_name: dict[str, LoRARequest] = {}
+    for one in asked:
+        if one is not None and by_name.setdefault(one.name, one).path != one.path:
+            raise BadRequest(f"lora_request: two adapters have the name {one.name}", "lora_request")
+    found: dict[str, Frontend] = {}
+    for one in by_name.values():
+        if (served := frontend.adapters) is None:
+            raise BadRequest(WITHOUT_LORA.format(one.name), "lora_request")
+        found[one.name] = served.adapted(await served.use(one.name, one.path))
+    return [frontend if one is None else found[one.name] for one in asked]
 
 
 async def read_prepared(
@@ -160,7 +156,7 @@ async def read_prepared(
     """What `read` returns, and the media that were prepared for it, whose files are in `files`."""
     context = frontend.reading_context
     try:
-        return (await asyncio.to_thread(read, context) if in_thread else read(context)), NO_ITEMS
+        return (await asyncio.to_thread(read, context) if in_thread else read(context)), {}
     except MediaNeeded as needed:
         if frontend.media is None:
             raise
@@ -170,193 +166,198 @@ async def read_prepared(
         return await asyncio.to_thread(read, context), {item.hash: item for item in items.values()}
 
 
-def _encoded(read: ReadPrompt, text: str | None, items: PreparedItems, salt: str) -> Encoded:
-    media = [*(each.as_media() for each in read.rows), *as_media(read.media, items)]
-    media.sort(key=lambda one: one.at)
-    return Encoded(text and without_cuts(text), read.ids, read.tokens, tuple(media), salt)
+def _placed(prompt: Prompt, files: InlineFiles) -> PlacedText:
+    """A text with media, whose files go to `files`."""
+    parts = [read_part(as_part(kind, given, files)) for kind, given in prompt.media]
+    return PlacedText(prompt.text or "", parts, prompt.salt, prompt.settings)
 
 
-def _read_rows(prompt: Prompt, frontend: Frontend, params: SamplingParams) -> ReadPrompt:
-    rows = check_rows(as_array(prompt.rows), row_width(frontend.facts))
-    rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), frontend.facts)) :]
-    return ReadPrompt([0] * len(rows), rows=cut_rows(rows))
+# Prompts to answer.
 
 
-def _parts(prompt: Prompt, files: InlineFiles) -> list[dict[str, str]]:
-    return [read_part(as_part(kind, given, files)) for kind, given in prompt.media]
+class Encoded(msgspec.Struct, frozen=True):
+    """A prompt as an engine gets it, and its text."""
 
-
-@dataclass
-class Answers:
-    """The answers to one prompt, which is sent when the first output is asked for."""
-
-    builder: OutputBuilder
-    deltas: AsyncGenerator[Delta, None]
-
-    async def take(self) -> AsyncGenerator[None, None]:
-        """Takes what comes, piece by piece. Closing the generator ends the request."""
-        async with aclosing(self.deltas):
-            async for delta in self.deltas:
-                if not delta.is_notice:
-                    self.builder.push(delta)
-                    yield
-
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yields outputs as they come. Closing the generator ends the request."""
-        async with aclosing(self.take()) as pieces:
-            async for _ in pieces:
-                if (output := self.builder.output()) is not None:
-                    yield output
-
-    async def last(self, tell: Callable[[], None]) -> RequestOutput:
-        """The whole answers, of which `tell` hears."""
-        async with aclosing(self.deltas):
-            async for delta in self.deltas:
-                if not delta.is_notice:
-                    self.builder.push(delta)
-        tell()
-        output = self.builder.output()
-        assert output is not None, "answers have ended, and say nothing"
-        return output
+    text: str | None
+    prompt: ReadPrompt
+    items: PreparedItems
+    salt: str
 
 
 async def open_answers(
-    frontend: Frontend,
-    encoded: Encoded,
-    params: SamplingParams,
-    name: str,
-    *,
-    kind: RequestOutputKind | None = None,
-    replica: int | None = None,
-    beams: BeamParams | None = None,
-    **options: Unpack[AddOptions],
+    frontend: Frontend, asked: Sequence[Asked], kind: RequestOutputKind | None = None
+) -> list[Answers]:
+    """Reads and checks requests, which are sent when their outputs are asked for. `kind` is in place of that
+    of the parameters. Raises ApiError."""
+    frontends = await adapted(frontend, [one.adapter for one in asked])
+    slow = [at for at, one in enumerate(asked) if one.prompt.is_slow]  # others need not wait for these
+    works = [_encode(frontends[at], asked[at].prompt, asked[at].sampling) for at in slow]
+    found = dict(zip(slow, await all_of(works, PROMPTS_AT_ONCE), strict=True))
+    for at, one in enumerate(asked):
+        if at not in found:
+            found[at] = await _encode(frontends[at], one.prompt, one.sampling)
+    return [await _open(frontends[at], found[at], one, kind) for at, one in enumerate(asked)]
+
+
+async def _encode(frontend: Frontend, prompt: Prompt | Conversation, params: SamplingParams) -> Encoded:
+    require_task(GENERATE, frontend.facts.tasks)
+    keep, files = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, frontend.facts), InlineFiles()
+    given = prompt, params, keep, files
+    read = await asyncio.to_thread(_reader, *given) if prompt.is_slow else _reader(*given)
+    (text, found), items = await read_prepared(frontend, read, files, prompt.is_slow)
+    return Encoded(text and without_cuts(text), found, items, prompt.salt)
+
+
+def _reader(
+    prompt: Prompt | Conversation, params: SamplingParams, keep: int | None, files: InlineFiles
+) -> Callable[[ReadingContext], tuple[str | None, ReadPrompt]]:
+    """What reads a prompt of which `keep` tokens are left, and its text."""
+    if isinstance(prompt, Conversation):
+        messages = [with_files(message, files) for message in prompt.messages]
+        given = {name: value for name, value in prompt.template.items() if value is not None}
+        body, form = validated(ChatRequest, {"messages": messages, **given}), prompt.content_format
+
+        def read(known: ReadingContext) -> tuple[str, ReadPrompt]:
+            own = replace(known, options=msgspec.structs.replace(known.options, content_format=form))
+            written = write_chat(body, own)
+            return written.plain_text, prepare_prompt(written, own, keep, special=body.add_special_tokens)
+
+        return read
+    if prompt.rows is not None:
+        return lambda known: (None, _read_rows(prompt, known, params))
+    if prompt.media:
+        placed = _placed(prompt, files)
+        return lambda known: (prompt.text, placed.prepare(known, keep))
+    source = Written(prompt.text or "") if prompt.ids is None else prompt.ids
+    return lambda known: (prompt.text, prepare_prompt(source, known, keep))
+
+
+def _read_rows(prompt: Prompt, context: ReadingContext, params: SamplingParams) -> ReadPrompt:
+    rows = check_rows(as_array(prompt.rows), row_width(context.facts))
+    rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), context.facts)) :]
+    return ReadPrompt([0] * len(rows), rows=cut_rows(rows))
+
+
+async def _open(
+    frontend: Frontend, encoded: Encoded, asked: Asked, kind: RequestOutputKind | None
 ) -> Answers:
-    """Checks a request. `kind` is in place of that of the parameters. Raises ApiError."""
-    if (asked := params.asked_form()) is not None:
+    params, beams, prompt = asked.sampling, None, encoded.prompt
+    if isinstance(asked.params, BeamSearchParams):
+        beams, kind = asked.params.beams(), RequestOutputKind.FINAL_ONLY
+    media = [*(each.as_media() for each in prompt.rows), *as_media(prompt.media, encoded.items)]
+    options = AddOptions(priority=asked.priority, salt=encoded.salt)
+    options["media"] = tuple(sorted(media, key=lambda one: one.at))
+    if (form := params.asked_form()) is not None:
         with as_refusals():
-            grammar = await frontend.grammars.check(asked)
+            grammar = await frontend.grammars.check(form)
         if grammar.ignored:
-            _log.warning("%s: not enforced: %s", asked.field, ", ".join(grammar.ignored))
+            _log.warning("%s: not enforced: %s", form.field, ", ".join(grammar.ignored))
         options["grammar"] = grammar.for_engine()
-    options["salt"], options["media"] = encoded.salt, encoded.media
-    interval = tokens_per_output(params, frontend.config.stream_interval, kind)
     deltas = frontend.generate(
-        encoded.ids, params, interval=interval, request_id=name, replica=replica, beams=beams, **options
+        prompt.ids,
+        params,
+        interval=tokens_per_output(params, frontend.config.stream_interval, kind),
+        request_id=asked.name,
+        replica=asked.replica,
+        beams=beams,
+        **options,
     )
     if beams is not None:
         params = msgspec.structs.replace(params, logprobs=beams.logprobs)
-    builder = OutputBuilder(name, encoded.text, encoded.shown_ids, params, frontend.tokenizer, kind)
-    return Answers(builder, deltas)
-
-
-async def open_search(frontend: Frontend, encoded: Encoded, search: BeamSearchParams, name: str) -> Answers:
-    """Checks a beam search, whose only output has the answers, the best one first. Raises ApiError."""
-    params, final = search.sampling(), RequestOutputKind.FINAL_ONLY
-    params.n = max(1, search.beam_width)
-    return await open_answers(frontend, encoded, params, name, kind=final, beams=search.beams())
+    text = encoded.text if asked.shown is None else asked.shown
+    builder = OutputBuilder(asked.name, text, prompt.tokens, params, frontend.tokenizer, kind)
+    return Answers(builder, deltas, options["media"])
 
 
 # Texts to pool.
 
 
-def reader_for(
-    params: PoolingParams,
-    context: ReadingContext,
-    task: str | None = None,
-    options: ReadOptions | None = None,
-) -> tuple[TextReader, Pooling]:
-    """What reads texts with these parameters, and how they are pooled; `task` wins over theirs. Raises
-    BadRequest."""
-    asked, facts = options or ReadOptions(), context.facts
-    resolved = msgspec.structs.replace(params, task=task or params.task).resolve(facts)
-    keep = asked.get("truncate_prompt_tokens")
-    keep = params.truncate_prompt_tokens if keep is None else keep
-    truncation = Truncation.from_request(keep, asked.get("truncation_side"), facts)
-    instruction = find_prompt(asked.get("prompt_name"), facts, resolved.task)
-    return TextReader(facts, context.tokenizer, truncation, instruction), resolved
+async def open_texts(
+    frontend: Frontend, asked: Sequence[Asked], task: str | None = None, options: ReadOptions = ReadOptions()
+) -> PoolTexts:
+    """Reads texts to pool; what it returns has the engine pool them, and tells of each that has ended. `task`
+    wins over that of their parameters. Raises BadRequest."""
+    groups: dict[tuple[Frontend, int | None, str, int], list[int]] = {}
+    for at, own in enumerate(await adapted(frontend, [one.adapter for one in asked])):
+        key = own, asked[at].replica, asked[at].text.salt, asked[at].priority
+        groups.setdefault(key, []).append(at)
+    read = {
+        key: await _read_items(key[0], [asked[at] for at in places], task, options)
+        for key, places in groups.items()
+    }
+
+    async def run(tell: Callable[[], None] = lambda: None) -> list[PooledOutput]:
+        async def pool(key: tuple[Frontend, int | None, str, int], places: list[int]) -> list[PooledOutput]:
+            (own, replica, salt, priority), (items, media), started = key, read[key], RequestMetrics()
+            names = [asked[at].name for at in places]
+            given = AddOptions(salt=salt, priority=priority)
+            id = names[0] if len(names) == 1 else ""
+            answers = await own.pool(
+                items, request_id=id, replica=replica, media_items=media, tell=tell, **given
+            )
+            return outputs_of(names, items, answers, started)
+
+        pooled = await all_of([pool(*group) for group in groups.items()])
+        found = dict(zip(chain(*groups.values()), chain(*pooled), strict=True))
+        return [found[at] for at in range(len(asked))]
+
+    return run
 
 
-async def read_items(
-    frontend: Frontend,
-    prompts: Sequence[Prompt],
-    params: Sequence[PoolingParams],
-    task: str | None = None,
-    options: ReadOptions | None = None,
+async def _read_items(
+    frontend: Frontend, asked: Sequence[Asked], task: str | None, options: ReadOptions
 ) -> tuple[list[PooledText], PreparedItems]:
-    """Encodes texts to pool, together if their parameters are equal, and prepares their media. Raises
-    BadRequest."""
-    if any(prompt.rows is not None for prompt in prompts):
-        raise BadRequest("prompt_embeds are answered, not pooled: give a text or its token ids.", "prompts")
-    turns = asyncio.Semaphore(PROMPTS_AT_ONCE)
+    """Encodes texts, those without media together if their parameters are equal, and prepares media."""
 
     async def read_pictured(index: int) -> tuple[PooledText, PreparedItems]:
-        prompt, files = prompts[index], InlineFiles()
+        files = InlineFiles()
+        placed = await asyncio.to_thread(_placed, asked[index].text, files)
 
         def read(context: ReadingContext) -> PooledText:
-            reader, resolved = reader_for(params[index], context, task, options)
+            reader, resolved = _reader_for(asked[index].pooling, context, task, options)
             return item_with_media(placed.write(context), context, reader, resolved, index)
 
-        async with turns:
-            parts = await asyncio.to_thread(_parts, prompt, files)
-            placed = PlacedText(prompt.text or "", parts, prompt.salt, prompt.settings)
-            return await read_prepared(frontend, read, files)
+        return await read_prepared(frontend, read, files)
 
-    pictured = [index for index, prompt in enumerate(prompts) if prompt.media]
-    found = dict(zip(pictured, await all_of([read_pictured(index) for index in pictured]), strict=True))
-    texts = [index for index, prompt in enumerate(prompts) if not prompt.media]
-    is_long = sum(len(prompts[index].text or "") for index in texts) >= LONG_TEXT
-    given = [prompts[index] for index in texts], [params[index] for index in texts], task, options
-    read = (
-        await asyncio.to_thread(_read_texts, frontend, *given) if is_long else _read_texts(frontend, *given)
-    )
-    plain = iter(read)
-    items = [found[index][0] if index in found else next(plain) for index in range(len(prompts))]
-    media: dict[bytes, MediaItem] = {}
-    for _, own in found.values():
-        media.update(own)
-    return items, media
+    def read_plain(context: ReadingContext) -> list[PooledText]:
+        if all(asked[at].pooling == asked[plain[0]].pooling for at in plain[1:]):
+            runs = [plain] if plain else []
+        else:
+            runs = [[at] for at in plain]
+        items: list[PooledText] = []
+        for run in runs:
+            reader, resolved = _reader_for(asked[run[0]].pooling, context, task, options)
+            items += reader.read([asked[at].text.source for at in run], resolved, run[0])
+        return items
 
-
-def _read_texts(
-    frontend: Frontend,
-    prompts: Sequence[Prompt],
-    params: Sequence[PoolingParams],
-    task: str | None,
-    options: ReadOptions | None,
-) -> list[PooledText]:
-    context, items = frontend.reading_context, list[PooledText]()
-    if prompts and all(one is params[0] or one == params[0] for one in params):
-        reader, resolved = reader_for(params[0], context, task, options)
-        return reader.read([prompt.source for prompt in prompts], resolved)
-    for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        reader, resolved = reader_for(one, context, task, options)
-        items += reader.read([prompt.source], resolved, index)
-    return items
+    pictured = [at for at, one in enumerate(asked) if one.text.media]
+    plain = [at for at, one in enumerate(asked) if not one.text.media]
+    works = [read_pictured(at) for at in pictured]
+    found = dict(zip(pictured, await all_of(works, PROMPTS_AT_ONCE), strict=True))
+    is_long = sum(len(asked[at].text.text or "") for at in plain) >= LONG_TEXT
+    texts, _ = await read_prepared(frontend, read_plain, InlineFiles(), is_long)
+    found.update((at, (item, {})) for at, item in zip(plain, texts, strict=True))
+    media = {hash: item for _, own in found.values() for hash, item in own.items()}
+    return [found[at][0] for at in range(len(asked))], media
 
 
-async def pool(
-    frontend: Frontend,
-    items: Sequence[PooledText],
-    prepared: PreparedItems,
-    names: Sequence[str],
-    *,
-    replica: int | None = None,
-    tell: Callable[[], None] = lambda: None,
-    **options: Unpack[AddOptions],
-) -> list[PoolingRequestOutput[PoolingOutput]]:
-    """What the engine makes of texts, in order. Raises the first error."""
-    started, name = RequestMetrics(), names[0] if len(names) == 1 else ""
-    answers = await frontend.pool(
-        items, request_id=name, replica=replica, media_items=prepared, tell=tell, **options
-    )
-    return outputs_of(names, items, answers, started)
+def _reader_for(
+    params: PoolingParams, context: ReadingContext, task: str | None, options: ReadOptions
+) -> tuple[TextReader, Pooling]:
+    """What reads texts with these parameters, and how they are pooled; `task` wins over theirs."""
+    facts, keep = context.facts, options.get("truncate_prompt_tokens")
+    resolved = msgspec.structs.replace(params, task=task or params.task).resolve(facts)
+    keep = params.truncate_prompt_tokens if keep is None else keep
+    truncation = Truncation.from_request(keep, options.get("truncation_side"), facts)
+    instruction = find_prompt(options.get("prompt_name"), facts, resolved.task)
+    return TextReader(facts, context.tokenizer, truncation, instruction), resolved
 
 
 def outputs_of(
     names: Sequence[str], items: Sequence[PooledText], answers: Sequence[Pooled], started: RequestMetrics
-) -> list[PoolingRequestOutput[PoolingOutput]]:
+) -> list[PooledOutput]:
     """The outputs of texts that were sent when `started` was made."""
-    outputs: list[PoolingRequestOutput[PoolingOutput]] = []
+    outputs: list[PooledOutput] = []
     for name, item, answer in zip(names, items, answers, strict=True):
         metrics = RequestMetrics(arrival_time=started.arrival_time, queued_ts=started.queued_ts)
         metrics.add_pooled(answer)
@@ -364,8 +365,3 @@ def outputs_of(
         output = PoolingRequestOutput(name, pooled, unpack(item.tokens), answer.cached, metrics=metrics)
         outputs.append(output)
     return outputs
-
-
-def failed(name: str, prompt: Prompt, error: ApiError) -> PoolingRequestOutput[PoolingOutput]:
-    """The output of a text that could not be pooled."""
-    return PoolingRequestOutput(name, PoolingOutput.of(_NOTHING), prompt.ids or [], error=error)

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+import msgspec
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from server.media.inline_files import InlineFiles
-from server.offline.lora_requests import Adapters
 from server.offline.media_forms import Given, listed, read_media, with_files
 from server.requests.pooling import PoolingParams, Source
 from server.requests.scoring import Side
 from server.schemas.body import invalid_body
-from server.schemas.messages import Message as ReadMessage
+from server.schemas.scores import Texts
+from server.text.chat_template import AskedFormat
+from server.text.tokenizer import LONG_TEXT
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter by its name, a number from 1 on, and its folder. The number means nothing here."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise ValueError(f"id must be > 0, got {self.lora_int_id}")
+        if not self.lora_name or not self.lora_path:
+            raise ValueError("a LoRARequest needs a name and the folder of an adapter")
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter for all prompts, or one, or None, for each."""
 
 
 class TextPrompt(TypedDict, total=False):
@@ -90,13 +123,38 @@ class Prompt:
     def source(self) -> Source:
         return self.ids if self.ids is not None else self.text or ""
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether others need not wait until it is read: it has media, or is long."""
+        return bool(self.media) or len(self.text or "") >= LONG_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation to answer, and fields of a request for a chat that say how it is written."""
+
+    messages: Sequence[Message]
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    content_format: AskedFormat | None = None
+    salt: str = ""
+
+    @property
+    def is_slow(self) -> bool:
+        return any(isinstance(message.get("content"), list) for message in self.messages)
+
+
+@contextmanager
+def _as_invalid_body() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
+
 
 def validated(kind: type[B], given: Mapping[str, Any]) -> B:
     """A body, or a part of one, with these fields. Raises BadRequest."""
-    try:
+    with _as_invalid_body():
         return kind.model_validate(given)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False)) from None
 
 
 def read_prompt(given: object) -> Prompt:
@@ -122,32 +180,29 @@ def read_prompts(given: object) -> list[Prompt]:
     return [read_prompt(one) for one in given]
 
 
+_sides = TypeAdapter[list[Side]](Texts)
+
+
 def read_sides(given: object, files: InlineFiles) -> list[Side]:
-    """Reads what is compared: a text, a content with pictures, or a sequence of these; raises TypeError."""
-    ones = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
-    if any(isinstance(one, Mapping) and "content" in one for one in ones):
-        return [_side(one, files) for one in ones]
-    prompts = read_prompts(given)
-    if any(prompt.ids is not None or prompt.media for prompt in prompts):
-        raise TypeError(
-            "texts and contents are compared: give a text, {'prompt': text}, {'content': [...]} with parts "
-            "that are text and pictures, or a list of these"
-        )
-    return [prompt.text or "" for prompt in prompts]
-
-
-def _side(given: Any, files: InlineFiles) -> Side:
-    if not isinstance(given, Mapping) or "content" not in given:
-        [side] = read_sides(given, files)
-        return side
-    if set(given) != {"content"} or not isinstance(given["content"], str | list):
-        raise TypeError(
-            f"what is compared is {{'content': [...]}} with text and pictures; got {_shown(given)}"
-        )
-    message = validated(ReadMessage, {"role": "user", **with_files(given, files)})
-    content = message.content or ""
-    has_media = not isinstance(content, str) and any(part["type"] != "text" for part in content)
-    return content if has_media else message.text()
+    """Reads what is compared: a text, a content with pictures, or a sequence of these; raises TypeError, and
+    BadRequest for a wrong content."""
+    asked: list[object] = []
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    for one in cast("Sequence[Any]", given if is_list else [given]):
+        match one:
+            case str():
+                asked.append(one)
+            case {"prompt": str() as text, **rest} if not any(rest.values()):
+                asked.append(text)
+            case {"content": str() | list(), **rest} if not rest:
+                asked.append(with_files(one, files))
+            case _:
+                raise TypeError(
+                    "texts and contents are compared: give a text, {'prompt': text}, {'content': [...]} with "
+                    f"text and pictures, or a list of these; got {_shown(one)}"
+                )
+    with _as_invalid_body():
+        return _sides.validate_python(asked)
 
 
 def read_conversations(given: object) -> list[Sequence[Message]]:
@@ -161,26 +216,19 @@ def read_conversations(given: object) -> list[Sequence[Message]]:
     return list(conversations)
 
 
-def for_each(given: Params | Sequence[Params] | None, default: Params, count: int) -> list[Params]:
-    """Returns parameters for each of `count` prompts, from one for all or one for each."""
-    if given is None:
-        return [default] * count
-    kind = type(default)
-    if isinstance(given, kind):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise TypeError(f"give one {kind.__name__} for all prompts, or a list of them; got {_shown(given)}")
-    if len(given) != count:
-        raise ValueError(
-            f"{len(given)} {kind.__name__} for {count} prompts; give one for all, or one for each"
+def for_each(
+    name: str, kind: type[Any], given: Params | Sequence[Params] | None, default: Params, count: int
+) -> Sequence[Params]:
+    """The values of the argument `name` for each of `count` prompts, from one for all or one for each."""
+    if given is None or isinstance(given, kind):
+        return [default if given is None else cast("Params", given)] * count
+    if not isinstance(given, Sequence) or not all(one is default or isinstance(one, kind) for one in given):
+        raise TypeError(
+            f"{name} is one {kind.__name__} for all prompts, or a list of them; got {_shown(given)}"
         )
-    return list(given)
-
-
-def priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
-    if given is not None and len(given) != count:
-        raise ValueError(f"{len(given)} priorities for {count} prompts; give one for each")
-    return given or [0] * count
+    if len(given) != count:
+        raise ValueError(f"{name}: {len(given)} for {count} prompts; give one for all, or one for each")
+    return given
 
 
 def _from_mapping(given: Mapping[Any, Any]) -> Prompt:

@@ -21,8 +21,8 @@ from server.frontend.transcriber import Transcriber
 from server.media.audio.recordings import TemporaryPath
 from server.model_facts import TRANSCRIPTION, require_task
 from server.offline.media_forms import as_sound
-from server.offline.program_requests import all_of, as_refusals, encode_chat, open_answers
-from server.offline.prompt_forms import validated
+from server.offline.program_requests import Asked, all_of, as_refusals, open_answers
+from server.offline.prompt_forms import Conversation, validated
 from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.routes.audio.spoken_chats import CHATS, SpokenText
 from server.schemas.audio.form import AudioForm, code_of
@@ -68,19 +68,18 @@ async def transcribe(
         fields |= {"timestamp_granularities": ["word"], "response_format": "verbose_json"}
     form = validated(AudioForm, {"seed": Draw().seed, **fields})
     form.check()
-    turns, transcriber = asyncio.Semaphore(frontend.facts.ready.worker.max_num_seqs), frontend.transcriber
+    transcriber = frontend.transcriber
     if transcriber is None and (words or task == TRANSLATE):
         raise BadRequest("This model writes what is said as it is said, and tells no times.", "task")
 
     async def read(sound: Sound) -> TranscriptionOutput:
-        async with turns:
-            if transcriber is None:
-                return await _hear(frontend, sound, form)
-            with as_refusals():
-                return await _transcribe(frontend, transcriber, sound, form, task)
+        if transcriber is None:
+            return await _hear(frontend, sound, form)
+        with as_refusals():
+            return await _transcribe(frontend, transcriber, sound, form, task)
 
     given = [sounds] if isinstance(sounds, str | Path | np.ndarray) else sounds
-    return await all_of([read(sound) for sound in given])
+    return await all_of([read(sound) for sound in given], frontend.facts.ready.worker.max_num_seqs)
 
 
 async def _transcribe(
@@ -122,13 +121,12 @@ async def _hear(frontend: Frontend, sound: Sound, form: AudioForm) -> Transcript
     goes_on = messages[-1]["role"] == "assistant"
     params = SamplingParams(temperature=form.temperature, max_tokens=form.max_completion_tokens)
     template = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on}
-    encoded = await encode_chat(frontend, messages, params, None, template)
-    answers = await open_answers(frontend, encoded, params, "", kind=RequestOutputKind.FINAL_ONLY)
-    answer = (await answers.last(lambda: None)).outputs[0].text
-    seconds = sum(item.grid[2] for item in encoded.media) / 100
-    text, mark = SpokenText("" if form.language else spoken.mark), spoken.mark
+    asked = Asked("", Conversation(messages, template), params)
+    [answers] = await open_answers(frontend, [asked], RequestOutputKind.FINAL_ONLY)
+    answer, mark = (await answers.last()).outputs[0].text, spoken.mark
+    seconds = sum(item.grid[2] for item in answers.media) / 100
+    text = SpokenText("" if form.language else mark)
     told = answer.partition(mark)[0] if mark and mark in answer and not form.language else ""
     named = form.language or told.strip().removeprefix("language").strip()
-    return TranscriptionOutput(
-        text.push(answer) + text.flush(), "" if named == "None" else code_of(named), seconds, []
-    )
+    language = "" if named == "None" else code_of(named)
+    return TranscriptionOutput(text.push(answer) + text.flush(), language, seconds, [])
