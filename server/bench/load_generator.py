@@ -19,7 +19,8 @@ from typing import TextIO
 import msgspec
 
 from server.bench.endpoints import LoadRequest, Outcome, Sender
-from server.terminal.console import StatusLine, aligned, bar_of_blocks
+from server.run.progress_bar import StatusLine, bar_of_blocks
+from server.terminal.console import aligned
 
 Prepared = tuple[bytes, int]
 """A request's body, and how many texts it holds."""

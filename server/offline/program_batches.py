@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
 from server.errors import ApiError, BadRequest
 from server.frontend.frontend import Frontend
@@ -37,41 +35,21 @@ from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
-from server.terminal.progress_bar import ProgressDisplay
+from server.run.progress_bar import ProgressBar
 
-R = TypeVar("R")
 Names = Callable[[int], list[str]]
 """Gives the ids of so many requests."""
 
 
-class Progress:
-    """Shows how many requests of a call have ended, if a terminal is there to show it."""
-
-    def __init__(self, stage: str, total: int, *, shows: bool) -> None:
-        self._stage, self._total, self._done = stage, total, 0
-        self._display = ProgressDisplay() if shows and total and sys.stderr.isatty() else None
-
-    def tell(self, ended: int = 1) -> None:
-        """Note that so many more have ended."""
-        self._done += ended
-        if self._display is not None:
-            self._display.show(self._stage, self._done / self._total)
-
-    async def during(self, work: Coroutine[Any, Any, R]) -> R:
-        """Shows it until this ends, and returns what that returns."""
-        self.tell(0)
-        try:
-            return await work
-        finally:
-            if self._display is not None:
-                self._display.done()
+def _bar(title: str, total: int, shows: bool) -> ProgressBar:
+    return ProgressBar(total, "prompt", title=title, shows=shows)
 
 
 async def generate(frontend: Frontend, asked: Sequence[Asked], shows: bool) -> list[RequestOutput]:
     """The answers to prompts."""
     answers = await open_answers(frontend, asked, RequestOutputKind.FINAL_ONLY)
-    progress = Progress("generate", len(asked), shows=shows)
-    return await progress.during(all_of([one.last(progress.tell) for one in answers]))
+    with _bar("Generating", len(asked), shows) as bar:
+        return await all_of([one.last(bar.add) for one in answers])
 
 
 async def search(
@@ -79,8 +57,8 @@ async def search(
 ) -> list[BeamSearchOutput]:
     """The likeliest answers to prompts, which are searched for `at_once` of them at a time."""
     answers = await open_answers(frontend, asked)
-    progress = Progress("generate", len(asked), shows=shows)
-    found = await progress.during(all_of([one.last(progress.tell) for one in answers], at_once))
+    with _bar("Generating", len(asked), shows) as bar:
+        found = await all_of([one.last(bar.add) for one in answers], at_once)
 
     def sequence(prompt: list[int], answer: CompletionOutput) -> BeamSearchSequence:
         tokens, stops = [*prompt, *answer.token_ids], answer.finish_reason == "stop"
@@ -107,8 +85,8 @@ async def pool(
 ) -> list[PooledOutput]:
     """What the engine makes of texts; `task` wins over that of their parameters."""
     pool_texts = await open_texts(frontend, asked, task, options)
-    progress = Progress("pool", len(asked), shows=shows)
-    return await progress.during(pool_texts(progress.tell))
+    with _bar("Pooling", len(asked), shows) as bar:
+        return await pool_texts(bar.add)
 
 
 async def score(
@@ -151,10 +129,10 @@ async def _compare(
     scorer = compare_all(compared, frontend.facts)
     items, scores, outputs = next(scorer), list[float](), list[PooledOutput]()
     while not scores:
-        progress, started = Progress("pool", len(items), shows=shows), RequestMetrics()
-        work = frontend.pool(items, media_items=media, tell=progress.tell)
+        started = RequestMetrics()
         try:
-            answers = await progress.during(work)
+            with _bar("Pooling", len(items), shows) as bar:
+                answers = await frontend.pool(items, media_items=media, tell=bar.add)
             outputs = outputs_of(names(len(items)), items, answers, started)
             items = scorer.send([answer.vectors for answer in answers])
         except ApiError as error:

@@ -52,13 +52,14 @@ Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class TextPrompt(TypedDict, total=False):
-    prompt: str
-    cache_salt: str
+    """A prompt: a text, token ids, or embeddings."""
 
-
-class PicturesPrompt(TypedDict, total=False):
     prompt: str
-    """A text with the family's placeholder for each picture, video or sound."""
+    """A text with the family's placeholder for each picture, video or sound. Beside token ids it is shown in
+    the output, and not read."""
+    prompt_token_ids: Sequence[int]
+    prompt_embeds: Any
+    """Embeddings in place of tokens [N, hidden size], as a tensor of torch or an array of NumPy."""
     multi_modal_data: Mapping[str, Any]
     """{"image": ...} with a picture or a list of them: of Pillow, paths of files, their bytes, or with
     enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}. Videos
@@ -68,25 +69,16 @@ class PicturesPrompt(TypedDict, total=False):
     cache_salt: str
 
 
+TokensPrompt = TextPrompt
+"""vLLM's name for one with token ids."""
+
+
 class ContentPrompt(TypedDict):
     content: str | Sequence[Mapping[str, Any]]
     """What is compared, as the content of a message: texts and pictures."""
 
 
-class EmbedsPrompt(TypedDict, total=False):
-    prompt_embeds: Any
-    """Embeddings in place of tokens [N, hidden size], as a tensor of torch or an array of NumPy."""
-    cache_salt: str
-
-
-class TokensPrompt(TypedDict, total=False):
-    prompt_token_ids: Sequence[int]
-    prompt: str
-    """Text that is shown in the output; the model reads the ids."""
-    cache_salt: str
-
-
-PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | PicturesPrompt | EmbedsPrompt
+PromptLike = str | Sequence[int] | TextPrompt
 Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
@@ -97,10 +89,6 @@ _FORMS = (
     "a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, each of them "
     "alone or in a list"
 )
-_KNOWN = {
-    *("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds"),
-    "cache_salt",
-}
 _UNSUPPORTED = ("multi_modal_uuids", "encoder_prompt", "decoder_prompt", "token_type_ids")
 
 
@@ -240,7 +228,7 @@ def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
     for name, value in given.items():
         if name in _UNSUPPORTED and value:
             raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
-        if name not in _KNOWN and name not in _UNSUPPORTED:
+        if name not in TextPrompt.__annotations__ and name not in _UNSUPPORTED:
             raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
     text, asked = given.get("prompt"), given.get("prompt_token_ids")
     ids = _ids(asked)

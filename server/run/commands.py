@@ -69,9 +69,9 @@ _log = logging.getLogger(__name__)
 TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
-    "models": "server.terminal.list_models",
-    "load": "server.terminal.load_model",
-    "unload": "server.terminal.load_model",
+    "models": "server.terminal.models",
+    "load": "server.terminal.models",
+    "unload": "server.terminal.models",
     "run-batch": "server.terminal.run_batch",
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",

@@ -1,18 +1,15 @@
-"""The parts that commands of the terminal share: parsers of options, a screen, bars of progress."""
+"""The parts that commands of the terminal share: parsers of options, a screen, tables."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from server.options.option_parsing import OptionError, Parser
 from worker.host.machine import wants_plain_text
 from worker.logs import printable
-
-_SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class CommandError(Exception):
@@ -64,67 +61,6 @@ class Screen:
     def _write_dimmed(self, out: TextIO, text: str, end: str = "") -> None:
         out.write(f"{self._dim}{safe_text(text)}{self._normal}{end}")
         out.flush()
-
-
-class StatusLine:
-    """The last line of a terminal, which is overwritten; nothing is shown where the output is no terminal."""
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        self.out = sys.stderr if out is None else out
-        self._is_shown = self.out.isatty()
-        self._started, self._drawn = time.monotonic(), 0.0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def draw(self, line: Callable[[float], str]) -> None:
-        """Shows the line that belongs to the seconds passed, unless another was drawn just now."""
-        now = time.monotonic()
-        if self._is_shown and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-            self._drawn = now
-            self._write(line(now - self._started))
-
-    def clear(self) -> None:
-        if self._is_shown:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        self.out.write("\r\x1b[K" + text)
-        self.out.flush()
-
-
-def bar_of_blocks(share: float, width: int) -> str:
-    """A bar of which this share is full."""
-    full = int(width * min(1.0, share))
-    return "█" * full + "░" * (width - full)
-
-
-class ProgressBar:
-    """Progress of work that is counted: a bar on a terminal, and one line at the end anywhere."""
-
-    def __init__(self, total: int, unit: str, out: TextIO | None = None) -> None:
-        """`unit` is the name of one of them, whose plural ends in s."""
-        self._total, self._unit, self._done = total, unit, 0
-        self._status = StatusLine(out)
-
-    def add(self, count: int = 1) -> None:
-        self._done += count
-        self._status.draw(self._line)
-
-    def close(self, remark: str = "") -> None:
-        self._status.clear()
-        self._status.out.write(f"{self._units(self._done)} in {self._status.seconds:.1f} s{remark}\n")
-        self._status.out.flush()
-
-    def _units(self, count: int) -> str:
-        return f"{count} {self._unit}" if count == 1 else f"{count} {self._unit}s"
-
-    def _line(self, seconds: float) -> str:
-        rate = self._done / max(1e-9, seconds)
-        left = (self._total - self._done) / rate if rate else 0.0
-        bar = bar_of_blocks(self._done / max(1, self._total), 30)
-        return f"{bar} {self._done}/{self._units(self._total)}, {rate:.1f}/s, {left:.0f} s left"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

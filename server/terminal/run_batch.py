@@ -30,7 +30,8 @@ from server.batches.lines import (
 )
 from server.options.option_parsing import OptionError
 from server.options.parse_server_options import client_key_of_environment
-from server.terminal.console import ProgressBar, check_folder, parser_of
+from server.run.progress_bar import ProgressBar
+from server.terminal.console import check_folder, parser_of
 from server.terminal.own_server import own_server
 from server.terminal.server_client import ServerClient, Unreachable
 

@@ -206,9 +206,9 @@ def test_vectors_and_scores_have_times_too(llm: LLM):
 def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
     with pytest.raises(BadRequest, match="temperature"):
         llm.generate(["a", "b"], [GREEDY, SamplingParams(temperature=3)], use_tqdm=False)
-    with pytest.raises(ValueError, match="1 SamplingParams for 2 prompts"):
+    with pytest.raises(ValueError, match="sampling_params: 1 for 2 prompts"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
-    with pytest.raises(ValueError, match="1 priorities for 2 prompts"):
+    with pytest.raises(ValueError, match="priority: 1 for 2 prompts"):
         llm.generate(["a", "b"], GREEDY, priority=[1], use_tqdm=False)
     with pytest.raises(BadRequest, match="out-of-vocab"):
         llm.generate([[10**6]], GREEDY, use_tqdm=False)

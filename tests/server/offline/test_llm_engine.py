@@ -143,9 +143,9 @@ def test_refused_requests(engine: LLMEngine):
         engine.add_request("a", "b", SamplingParams(temperature=5))
     with pytest.raises(BadRequest, match="'classify'"):
         engine.add_request("a", "b", PoolingParams(task="classify"))
-    with pytest.raises(TypeError, match="params are SamplingParams or PoolingParams, not dict"):
+    with pytest.raises(TypeError, match="answers need SamplingParams, not dict"):
         engine.add_request("a", "b", {})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="lora_request is one LoRARequest"):
+    with pytest.raises(TypeError, match="lora_request is a LoRARequest"):
         engine.add_request("a", "b", LONG, lora_request=object())  # pyright: ignore[reportArgumentType]
     assert not engine.has_unfinished_requests()
     engine.add_request("a", "b", LONG, arrival_time=None)

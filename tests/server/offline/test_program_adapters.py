@@ -133,7 +133,7 @@ def test_what_cannot_be_used_is_refused(llm: LLM, asked: list[LoRARequest], tmp_
     for number, path in ((0, "a"), (1, "")):
         with pytest.raises(ValueError, match=r"id must be > 0|needs a name"):
             LoRARequest("x", number, path)
-    with pytest.raises(ValueError, match="1 LoRARequests for 2 prompts"):
+    with pytest.raises(ValueError, match="lora_request: 1 for 2 prompts"):
         llm.generate([TEXT] * 2, GREEDY, lora_request=asked[:1])
     with pytest.raises(BadRequest, match=r"has no adapter_config\.json"):
         llm.generate(TEXT, GREEDY, lora_request=LoRARequest("x", 1, str(tmp_path)))

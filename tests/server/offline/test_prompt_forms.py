@@ -96,12 +96,13 @@ def test_conversations() -> None:
 
 def test_parameters_for_each_prompt() -> None:
     default, one, two = SamplingParams(), SamplingParams(n=1), SamplingParams(n=2)
-    assert for_each(None, default, 2) == [default, default]
-    assert for_each(one, default, 2) == [one, one]
-    assert for_each([one, two], default, 2) == [one, two]
-    with pytest.raises(ValueError, match="2 SamplingParams for 3 prompts; give one for all, or one for each"):
-        for_each([one, two], default, 3)
+    given = "sampling_params", SamplingParams
+    assert for_each(*given, None, default, 2) == [default, default]
+    assert for_each(*given, one, default, 2) == [one, one]
+    assert for_each(*given, [one, two], default, 2) == [one, two]
     with pytest.raises(
-        TypeError, match="give one SamplingParams for all prompts, or a list of them; got dict"
+        ValueError, match="sampling_params: 2 for 3 prompts; give one for all, or one for each"
     ):
-        for_each({"n": 1}, default, 1)  # pyright: ignore[reportArgumentType]
+        for_each(*given, [one, two], default, 3)
+    with pytest.raises(TypeError, match="is one SamplingParams for all prompts, or a list of them; got dict"):
+        for_each(*given, {"n": 1}, default, 1)  # pyright: ignore[reportArgumentType]

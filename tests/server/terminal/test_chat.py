@@ -15,7 +15,8 @@ from server.errors import loading
 from server.options.server_flags import AccessOptions
 from server.run.commands import BAD_USAGE, FAILED, run
 from server.terminal.chat import Chat, Speed, typed_messages
-from server.terminal.console import ProgressBar, Screen, safe_text
+from server.terminal.console import Screen, safe_text
+from server.terminal.progress_bar import ProgressBar
 from server.terminal.server_client import ServerClient, ServerError
 
 pytestmark = pytest.mark.slow(2)

@@ -1,4 +1,4 @@
-"""`facet models`: the models of a running server and what they can do, or how far it is with loading."""
+"""`facet models`, `load` and `unload`: the models of a running server, or how far it is with loading."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from server.terminal.server_client import ServerClient, ServerError, add_server_
 
 
 def run(arguments: Sequence[str], command: str) -> int:
+    if command.endswith("load"):
+        return _load_or_unload(arguments, command)
     parser = parser_of(command, "List the models of a running server and their tasks.")
     add_server_flags(parser, model=False)
     parser.add_argument("--json", action="store_true", help="Print the server's own answer.")
@@ -50,3 +52,23 @@ def _check_loaded(server: ServerClient) -> None:
             f"{server.url} is still loading: {state['stage']}, {state['progress']:.0%} after "
             f"{state['elapsed_s']:.0f} s"
         )
+
+
+def _load_or_unload(arguments: Sequence[str], command: str) -> int:
+    """Has a server of several models load one, or give its memory back."""
+    loads = command.endswith(" load")
+    what = "Load a model, so that it answers at once." if loads else "Have a model give its memory back."
+    parser = parser_of(command, what)
+    parser.add_argument("name", metavar="MODEL", help="Its name or an alias.")
+    if loads:
+        parser.add_argument("--alias", help="A name that means it from then on, for all requests to come.")
+    add_server_flags(parser, model=False)
+    given = parser.parse_args(arguments)
+    body = {"model": given.name}
+    if loads and given.alias:
+        body["alias"] = given.alias
+    with client_of(given) as server:
+        answer = server.post(f"/models/{'load' if loads else 'unload'}", body)
+    taken = f", up to {answer['memory'] >> 20} MiB" if loads else ""
+    print(safe_text(f"{answer['model']} is {answer['state']}{taken}"))
+    return 0
