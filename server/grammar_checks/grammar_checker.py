@@ -22,7 +22,7 @@ from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.grammar_limits import too_complex
 from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
-from server.helpers.messages import ReceivedError, SentError, sent_error
+from server.helpers.messages import SentError, received_error, sent_error
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
@@ -89,7 +89,7 @@ class GrammarChecker:
             return await self._find(asked, owner, digest)
         self._kept.move_to_end(digest)
         if isinstance(kept[0], SentError):
-            raise ReceivedError(kept[0])
+            raise received_error(kept[0])
         return kept[0]
 
     async def _find(self, asked: AskedGrammar, owner: str, digest: bytes) -> AnswerGrammar:

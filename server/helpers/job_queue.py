@@ -17,7 +17,7 @@ import msgspec
 
 from server.errors import ApiError, Overloaded, TooManyRequests, Unavailable
 from server.helpers.job import Ended, Job
-from server.helpers.messages import ReceivedError, SentError, sent_error
+from server.helpers.messages import SentError, received_error, sent_error
 from server.helpers.process import Data, HelperProcess
 
 A = TypeVar("A")
@@ -90,7 +90,7 @@ class JobQueue(Generic[A]):
                 self._forget(asked, digest)
                 asked.task.cancel()
         if isinstance(found, SentError):
-            raise ReceivedError(found)
+            raise received_error(found)
         return found
 
     def start(self) -> None:

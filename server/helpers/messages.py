@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from server.errors import ApiError
+from server.errors import ApiError, BadRequest
 
 FollowOrder = Callable[[bytes, bytes], msgspec.Struct]
 """Follows an encoded order about some bytes, and returns the answer, or raises the error to be sent."""
@@ -45,13 +45,17 @@ class SentError(msgspec.Struct, frozen=True, tag=True):
     sentence: str
 
 
-class ReceivedError(ApiError):
-    """Raised for an error that was sent."""
-
-    def __init__(self, found: SentError) -> None:
-        super().__init__(found.message, found.param, retry_after=found.retry_after)
-        self.status, self.type, self.code = found.status, found.kind, found.code
-        self.sentence = found.sentence
+def received_error(found: SentError) -> ApiError:
+    """The error that was sent, to be raised here."""
+    kind = BadRequest if found.status == BadRequest.status else ApiError
+    error = kind(found.message, found.param, retry_after=found.retry_after)
+    error.status, error.type, error.code, error.sentence = (
+        found.status,
+        found.kind,
+        found.code,
+        found.sentence,
+    )
+    return error
 
 
 def sent_error(error: ApiError) -> SentError:

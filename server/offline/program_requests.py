@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -16,7 +15,6 @@ from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Pooled
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.helpers.messages import ReceivedError
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.media_parts import read_part
@@ -102,17 +100,6 @@ class Asked:
         return self.prompt
 
 
-@contextmanager
-def as_refusals() -> Iterator[None]:
-    """Raises what a helper process has found wrong with a request as the error that programs know."""
-    try:
-        yield
-    except ReceivedError as error:
-        if error.status != BadRequest.status:
-            raise
-        raise BadRequest(error.message, error.param) from None
-
-
 async def all_of(works: Sequence[Coroutine[Any, Any, R]], at_once: int | None = None) -> list[R]:
     """What these return, in order, of which so many run at a time. The first error ends all of them, and is
     raised once they have ended."""
@@ -160,8 +147,7 @@ async def read_prepared(
     except MediaNeeded as needed:
         if frontend.media is None:
             raise
-        with as_refusals():
-            items = await frontend.media.prepare(needed, files, "")
+        items = await frontend.media.prepare(needed, files, "")
         context = replace(context, media=frontend.media.lay(items))
         return await asyncio.to_thread(read, context), {item.hash: item for item in items.values()}
 
@@ -248,8 +234,7 @@ async def _open(
     options = AddOptions(priority=asked.priority, salt=encoded.salt)
     options["media"] = tuple(sorted(media, key=lambda one: one.at))
     if (form := params.asked_form()) is not None:
-        with as_refusals():
-            grammar = await frontend.grammars.check(form)
+        grammar = await frontend.grammars.check(form)
         if grammar.ignored:
             _log.warning("%s: not enforced: %s", form.field, ", ".join(grammar.ignored))
         options["grammar"] = grammar.for_engine()

@@ -21,7 +21,7 @@ from server.frontend.transcriber import Transcriber
 from server.media.audio.recordings import TemporaryPath
 from server.model_facts import TRANSCRIPTION, require_task
 from server.offline.media_forms import as_sound
-from server.offline.program_requests import Asked, all_of, as_refusals, open_answers
+from server.offline.program_requests import Asked, all_of, open_answers
 from server.offline.prompt_forms import Conversation, validated
 from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.routes.audio.spoken_chats import CHATS, SpokenText
@@ -75,8 +75,7 @@ async def transcribe(
     async def read(sound: Sound) -> TranscriptionOutput:
         if transcriber is None:
             return await _hear(frontend, sound, form)
-        with as_refusals():
-            return await _transcribe(frontend, transcriber, sound, form, task)
+        return await _transcribe(frontend, transcriber, sound, form, task)
 
     given = [sounds] if isinstance(sounds, str | Path | np.ndarray) else sounds
     return await all_of([read(sound) for sound in given], frontend.facts.ready.worker.max_num_seqs)
