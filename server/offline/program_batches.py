@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from server.errors import ApiError, BadRequest
+from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
 from server.offline.program_requests import (
@@ -32,10 +32,11 @@ from server.offline.request_outputs import (
 from server.reading.pooled_conversations import read_media_pairs
 from server.reading.prompts import ReadingContext
 from server.requests.beam_search import BeamSearchParams
-from server.requests.pooling import PoolingParams, Truncation
+from server.requests.pooling import PooledText, PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind
-from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
+from server.requests.scoring import Compared, Pairs, ScoreOptions, compute_scores, read_pairs
 from server.run.progress_bar import ProgressBar
+from worker.protocol import Vectors
 
 Names = Callable[[int], list[str]]
 """Gives the ids of so many requests."""
@@ -126,19 +127,16 @@ async def score(
 async def _compare(
     frontend: Frontend, compared: Compared, media: PreparedItems, names: Names, shows: bool
 ) -> list[ScoringRequestOutput]:
-    scorer = compare_all(compared, frontend.facts)
-    items, scores, outputs = next(scorer), list[float](), list[PooledOutput]()
-    while not scores:
+    outputs: list[PooledOutput] = []
+
+    async def compute(items: list[PooledText]) -> list[Vectors]:
         started = RequestMetrics()
-        try:
-            with _bar("Pooling", len(items), shows) as bar:
-                answers = await frontend.pool(items, media_items=media, tell=bar.add)
-            outputs = outputs_of(names(len(items)), items, answers, started)
-            items = scorer.send([answer.vectors for answer in answers])
-        except ApiError as error:
-            items = scorer.throw(error)  # it may know a way out
-        except StopIteration as end:
-            scores = end.value
+        with _bar("Pooling", len(items), shows) as bar:
+            answers = await frontend.pool(items, media_items=media, tell=bar.add)
+        outputs[:] = outputs_of(names(len(items)), items, answers, started)
+        return [answer.vectors for answer in answers]
+
+    scores = await compute_scores(compared, frontend.facts, compute)
     named = zip(names(len(scores)), map(ScoringOutput, scores), strict=True)
     scored = [ScoringRequestOutput(*each) for each in named]
     if frontend.facts.score_type == "cross-encoder":  # which reads the two texts of a score as one

@@ -22,7 +22,6 @@ from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import describe_format
 from server.output_parsing.parser_plugins import load_parsers
 from server.requests.generation_config import read_defaults, read_generation_config
-from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
 from server.text.tokenizer import Tokenizer
@@ -30,6 +29,30 @@ from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
 
 _log = logging.getLogger(__name__)
+
+QWEN3_RERANKER = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant passages that answer the query' }}
+<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}
+<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{{ '' }}"""
+"""The template that Qwen3-Reranker was published with. The last expression keeps Jinja from dropping the line
+break before it."""
+
+JINA_RERANKER = """\
+**Document**:
+{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}
+**Query**:
+{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"""
+"""How the code of jina-reranker-m0 writes a pair, ahead of the token by which it is scored."""
 
 
 def find_folder(config: ServerConfig) -> Path:

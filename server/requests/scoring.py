@@ -6,14 +6,15 @@ arithmetic runs over the server's engine and over the one of `LLM`, and knows ne
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from server.errors import BadRequest, Unavailable
+from server.errors import ApiError, BadRequest, Unavailable
 from server.model_facts import Facts, no_scores
 from server.requests import pooling
 from server.requests.vectors import as_array, by_task, compare, compare_sparse, scalar
@@ -22,34 +23,12 @@ from worker.protocol import Pooling, Vectors
 
 Scorer = Generator[list[pooling.PooledText], list[Vectors], list[float]]
 
+FEW_VECTORS = 256
+"""So many vectors are compared or written in the event loop; more of them in a thread."""
+
 QUERIES_AT_ONCE = 64
 """Queries of late interaction at a time: the worker keeps them until their documents have come, and has
 memory for so many."""
-
-QWEN3_RERANKER = """\
-<|im_start|>system
-Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
-Note that the answer can only be "yes" or "no".<|im_end|>
-<|im_start|>user
-<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant passages that answer the query' }}
-<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}
-<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>
-<|im_start|>assistant
-<think>
-
-</think>
-
-{{ '' }}"""
-"""The template that Qwen3-Reranker was published with. The last expression keeps Jinja from dropping the line
-break before it."""
-
-
-JINA_RERANKER = """\
-**Document**:
-{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}
-**Query**:
-{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"""
-"""How the code of jina-reranker-m0 writes a pair, ahead of the token by which it is scored."""
 
 Weights = tuple[float, float, float]
 """How much the dense vectors count in a score, the weights of tokens, and the vectors of tokens."""
@@ -163,6 +142,32 @@ def cut_all(sides: Sequence[Side], most_tokens: int, tokenizer: Tokenizer) -> li
     """The texts of `sides`, which are nothing else, cut to so many tokens; 0 is no limit."""
     texts = [side for side in sides if isinstance(side, str)]
     return [tokenizer.cut_text(text, most_tokens) for text in texts] if most_tokens else texts
+
+
+async def compute_scores(
+    compared: Compared, facts: Facts, compute: Callable[[list[pooling.PooledText]], Awaitable[list[Vectors]]]
+) -> list[float]:
+    """The scores of texts, of which `compute` has an engine make vectors. Many are compared in a thread."""
+    scorer = compare_all(compared, facts)
+    items, scores = next(scorer), None
+    while scores is None:
+        try:
+            answers = await compute(items)
+        except ApiError as error:
+            items = scorer.throw(error)  # the scorer may know another way
+        else:
+            sent = scorer, answers
+            many = len(answers) > FEW_VECTORS
+            items, scores = await asyncio.to_thread(_send, *sent) if many else _send(*sent)
+    return scores
+
+
+def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[pooling.PooledText], list[float] | None]:
+    """The next items to compute, or the scores."""
+    try:
+        return scorer.send(answers), None
+    except StopIteration as end:
+        return [], end.value
 
 
 def compare_all(compared: Compared, facts: Facts) -> Scorer:

@@ -17,7 +17,7 @@ from server.reading.body_table import (
     ReadTexts,
 )
 from server.requests.pooling import PooledText
-from server.requests.scoring import Compared
+from server.requests.scoring import FEW_VECTORS, Compared
 from server.requests.vectors import (
     VectorForm,
     as_array,
@@ -27,7 +27,6 @@ from server.requests.vectors import (
     sparse_json,
 )
 from server.routes.pooling_call import (
-    FEW_VECTORS,
     NAMES,
     PoolingCall,
     maybe_in_thread,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -16,12 +15,11 @@ from msgspec import UNSET, UnsetType
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.request_state import Attributes, state_of
-from server.errors import ApiError
 from server.http.sse import encode
 from server.model_facts import OUTPUTS
 from server.reading.body_table import PoolingRequestBody, ReadTexts
 from server.requests.pooling import PooledText
-from server.requests.scoring import Compared, Scorer, compare_all
+from server.requests.scoring import Compared, compute_scores
 from server.requests.spaces import check_space, find_space
 from server.requests.text_windows import join_windows
 from server.routes.request_context import EngineCall, admit, frontend_of
@@ -29,8 +27,6 @@ from server.schemas.pooling_bodies import PooledList
 from server.schemas.sampling_fields import Usage
 from worker.protocol import Pooling, Vectors
 
-FEW_VECTORS = 256
-"""So many vectors are compared or written in the event loop; more of them in a thread."""
 PIECE_BYTES = 256 << 10
 """An answer longer than this many bytes is written in pieces, so that it is never in memory as a whole."""
 
@@ -107,17 +103,7 @@ class PoolingCall(EngineCall):
 
     async def score(self, compared: Compared) -> list[float]:
         self.admit(len(compared.documents))
-        scorer = compare_all(compared, self.facts)
-        items, scores = next(scorer), None
-        while scores is None:
-            try:
-                answers = await self.run(items)
-            except ApiError as error:
-                items = scorer.throw(error)  # the scorer may know another way
-            else:
-                is_long = len(answers) > FEW_VECTORS
-                items, scores = await maybe_in_thread(partial(_send, scorer, answers), is_long)
-        return scores
+        return await compute_scores(compared, self.facts, self.run)
 
     def find_space(self, found: ReadTexts, values: str = "float") -> str | UnsetType:
         """The name of the space of these texts' vectors, if there are any, which the answer's header tells.
@@ -166,14 +152,6 @@ def _required_space(request: Request) -> str | None:
     if b"require_space" in request.scope["query_string"]:
         return request.query_params.get("require_space")
     return state_of(request.scope).header(b"x-require-space")
-
-
-def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[PooledText], list[float] | None]:
-    """The next items to compute, or the scores."""
-    try:
-        return scorer.send(answers), None
-    except StopIteration as end:
-        return [], end.value
 
 
 async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:

@@ -11,7 +11,7 @@ from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from server.reading.body_table import BY_NAME
 from server.reading.prompts import A_LOT, ReadingContext, ReadingOptions
-from server.requests.scoring import QWEN3_RERANKER
+from server.requests.checkpoint_facts import QWEN3_RERANKER
 from server.schemas.body import LONG
 
 TALK = [{"role": "user", "content": "a"}]

@@ -11,8 +11,13 @@ from model_facts import READY, changed
 from models.config import ConfigError
 from server.model_facts import Facts
 from server.options.parse_server_options import parse
-from server.requests.checkpoint_facts import find_facts, load_tokenizer, open_tokenizer, tokenizer_files
-from server.requests.scoring import QWEN3_RERANKER
+from server.requests.checkpoint_facts import (
+    QWEN3_RERANKER,
+    find_facts,
+    load_tokenizer,
+    open_tokenizer,
+    tokenizer_files,
+)
 
 
 def write(folder: Path, name: str, content: object) -> None:

@@ -11,10 +11,10 @@ from pooling_facts import bert, facts
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
+from server.requests.checkpoint_facts import QWEN3_RERANKER
 from server.requests.pooling import PooledText, Truncation
 from server.requests.scoring import (
     QUERIES_AT_ONCE,
-    QWEN3_RERANKER,
     Pairs,
     ScoreOptions,
     Scorer,
