@@ -139,7 +139,8 @@ def test_models_that_read_more_of_a_prompt_are_refused(tmp_path: Path) -> None:
 async def test_asyncio_programs_give_embeddings(folder: Path, table: torch.Tensor) -> None:
     async with AsyncLLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as engine:
         found = []
-        for prompt in (IDS[0], {"prompt_embeds": table[IDS[0]]}):
+        prompts: list[Any] = [IDS[0], {"prompt_embeds": table[IDS[0]]}]
+        for prompt in prompts:
             outputs = [one async for one in engine.generate(prompt, GREEDY)]
             found.append(outputs[-1].outputs[0].token_ids)
     assert found[0] == found[1]
