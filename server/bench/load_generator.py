@@ -19,8 +19,8 @@ from typing import TextIO
 import msgspec
 
 from server.bench.endpoints import LoadRequest, Outcome, Sender
-from server.run.progress_bar import StatusLine, bar_of_blocks
 from server.terminal.console import aligned
+from server.terminal.progress_bar import StatusLine, bar_of_blocks
 
 Prepared = tuple[bytes, int]
 """A request's body, and how many texts it holds."""

@@ -35,7 +35,7 @@ from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PooledText, PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compute_scores, read_pairs
-from server.run.progress_bar import ProgressBar
+from server.terminal.progress_bar import ProgressBar
 from worker.protocol import Vectors
 
 Names = Callable[[int], list[str]]

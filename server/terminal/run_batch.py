@@ -30,9 +30,9 @@ from server.batches.lines import (
 )
 from server.options.option_parsing import OptionError
 from server.options.parse_server_options import client_key_of_environment
-from server.run.progress_bar import ProgressBar
 from server.terminal.console import check_folder, parser_of
 from server.terminal.own_server import own_server
+from server.terminal.progress_bar import ProgressBar
 from server.terminal.server_client import ServerClient, Unreachable
 
 _BUSY = (429, 503)

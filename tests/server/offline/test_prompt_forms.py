@@ -79,7 +79,7 @@ def test_texts_to_compare() -> None:
     with pytest.raises(TypeError, match="texts and contents are compared"):
         read_sides([["a"], [1]][1:], files)
     for wrong in ({"content": 3}, {"content": "a", "prompt": "b"}):
-        with pytest.raises(TypeError, match="compared: .* got dict"):
+        with pytest.raises(TypeError, match=r"compared: .* got dict"):
             read_sides(wrong, files)
     with pytest.raises(BadRequest, match="content"):
         read_sides({"content": [{"type": "text"}]}, files)
