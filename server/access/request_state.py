@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from starlette.types import Scope
 
-from server.access.admission import Admission
+from server.access.admission import Admission, Admissions
 from server.access.client_identity import Caller, caller_at
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem
@@ -49,8 +49,8 @@ class RequestState:
     and whoever asks on behalf of an owner to that; the choice of a model narrows it to the quotas for that
     model. Where nobody has set it, the endpoint sets it to the client at the address."""
     admission: Admission | None = None
-    """The places that the request has. The check of heads takes the first if it can, `admit` the others, and
-    the outermost middleware gives all back."""
+    """The places that the request has. The check of heads takes the first if it can, `admit` the
+    others, and the outermost middleware gives all back."""
     frontend: Any = None
     """The `Frontend` of the model that the request is for. The choice of a model or an adapter sets it; else
     the endpoint sets it to what is served: the only model, or the set of several."""
@@ -94,6 +94,13 @@ class RequestState:
         """Raises Forbidden if the client's key may be used for none of these."""
         if self.caller.key is not None:
             self.caller.key.require(*rights)
+
+    def admit(self, admissions: Admissions, places: int) -> Admission:
+        """Lets the request in for so many sequences, or raises an error. The outermost middleware, or whoever
+        has made this object, releases what is admitted."""
+        self.admission = admission = admissions.admit(self.caller, places, self.admission)
+        admission.since = self.times.started
+        return admission
 
     def count(self) -> None:
         """Counts the request against the quotas of the client's key. Raises QuotaExceeded beyond them."""

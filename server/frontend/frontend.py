@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
@@ -23,6 +23,7 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import ASLEEP, READY, NoEngine, NotFound, Status, Unavailable, from_engine, loading
+from server.frontend.asks import Ask
 from server.frontend.beam_requests import BeamRequests
 from server.frontend.media_readers import open_inputs
 from server.frontend.merged_generators import merged
@@ -53,6 +54,9 @@ _log = logging.getLogger(__name__)
 
 POOLING_WINDOW = 2
 """Steps' worth of a request's texts that are in the engine at once, so that others need not wait for all."""
+
+
+R = TypeVar("R")
 
 
 class Frontend:
@@ -186,6 +190,10 @@ class Frontend:
         if name and not self.facts.is_name(name) and not self.config.is_own_path(name):
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
 
+    def ask(self, asked: Ask[R]) -> Awaitable[R]:
+        """Checks and admits a request, and returns its answer while it comes. Raises ApiError."""
+        return asked.open(self)
+
     def generate(
         self,
         prompt: TokenIds,
@@ -202,11 +210,10 @@ class Frontend:
         """Yields the deltas of all n choices as they come. Closing the generator ends the request.
 
         The request is checked at once, unless `params` says what `sampling` resolves to, and sent when the
-        generator is first asked for a delta. A delta holds at least `interval` tokens, unless it is the first
-        or the last of its choice; one of ALL_TOKENS tells the engine that nobody reads them as they come.
-        `replica` names the only replica that may run the request, and `options` go to the engine as they are.
-        `admission` has a place for each choice; without it they are found here. With `beams` a search finds
-        the choices, and the best one comes first.
+        first delta is asked for. A delta has `interval` tokens at least, unless it is the first or the last
+        of its choice; ALL_TOKENS tells the engine that nobody reads them as they come. `options` go to the
+        engine as they are. `admission` has a place for each choice; without it they are found here. With
+        `beams` a search finds the choices, and the best one comes first.
         """
         self.require_ready()
         params = params or sampling.resolve(self.facts, self.tokenizer, count_ids(prompt))
@@ -252,8 +259,7 @@ class Frontend:
         """Returns the result of each item, in order. The first failure ends the others and is raised.
 
         The time for which an item waited here, because many were before it, counts as queued. `admission`
-        has `places_for` the texts; without it they are found here. `media_items` has their media by
-        their hashes. `tell` is called for each answer.
+        has `places_for` the texts, or they are found here. `media_items` has their media by their hashes.
         """
         self.require_ready()
         own = admission or admit_own(self.admissions, self.places_for(len(items)), request_id)
@@ -298,8 +304,7 @@ class Frontend:
                 admission.streams.discard(stream.id)
                 tell()
         finally:
-            left = [stream.id for stream, _ in waiting]
-            self._client.abort(left)
+            self._client.abort(left := [stream.id for stream, _ in waiting])
             admission.streams.difference_update(left)
         return answers
 
@@ -316,10 +321,8 @@ class Frontend:
         return answer
 
     async def abort(self, request_ids: Iterable[str], caller: Caller | None = None) -> int:
-        """Ends these requests, or those of them that `caller` has sent; their streams finish with "abort".
-
-        Returns how many were found.
-        """
+        """Ends these requests, or those of them that `caller` has sent, whose streams finish with "abort".
+        Returns how many were found."""
         found = [one for id in request_ids for one in self.admissions.by_id.get(id, ()) if one.streams]
         found = [one for one in found if caller is None or one.owner.name == caller.owner]
         self._client.abort([stream for one in found for stream in one.streams])
@@ -387,8 +390,8 @@ class Frontend:
         own = asked.admission or asked.admit(self.admissions)
         given = own, self.metrics, self.tokenizer, self.facts.eos_token_ids
         choices = [Choice(asked, index, *given) for index in range(len(asked.params))]
-        requests = BeamRequests(self._client, asked, rules, own, self.admissions.seconds_to_wait)
-        async with aclosing(requests.deltas(choices)) as deltas:
+        found = BeamRequests(self._client, asked, rules, own, self.admissions.seconds_to_wait).deltas(choices)
+        async with aclosing(found) as deltas:
             async for delta in deltas:
                 yield delta
 

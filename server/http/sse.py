@@ -169,7 +169,7 @@ class EventStream(Response):
         """`late_headers` returns headers that are known when the first event is sent, and not before.
 
         `on_flow` is told with True that the client does not keep up with reading, and with False that it
-        does again. `tell_wait` says in a few words what a silent stream waits for.
+        does again. `tell_wait` says in a few words what a silent stream waits for, or nothing.
         """
         self.status_code = 200
         self.background = None
@@ -222,7 +222,7 @@ class EventStream(Response):
             silence = self._clock() - self._written
             if silence >= self._keep_alive:
                 before = self._written
-                words = KEEP_ALIVE if self._tell_wait is None else await self._tell_wait()
+                words = (self._tell_wait and await self._tell_wait()) or KEEP_ALIVE
                 if self._written == before:
                     quiet = words == KEEP_ALIVE and self._form.ping
                     comment = b"" if quiet else b": %s\n\n" % words.encode()

@@ -24,7 +24,6 @@ from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.routes.request_context import (
     MOST_REPLICAS,
-    admit,
     config_of,
     frontend_of,
     frontends_of,
@@ -97,8 +96,9 @@ async def health(request: Request) -> JSONResponse:
 async def compute_token(request: Request) -> None:
     """Have the model read a token and give one more, or a vector if it generates none."""
     token, frontend = [0], frontend_of(request)
-    state_of(request.scope).count()
-    admission = admit(request, frontend, 1)
+    state = state_of(request.scope)
+    state.count()
+    admission = state.admit(frontend.admissions, 1)
     options = admission.caller.add_options(0, "")
     if GENERATE in frontend.facts.tasks:
         one = SamplingParams(max_tokens=1, temperature=0.0)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from server.frontend.frontend import Delta
+from server.frontend.asks.answers import Converse
+from server.frontend.asks.parts import ConversationHead, End, Part, Terms
 from server.http.endpoint import Endpoint
-from server.http.sse import event, json_response
+from server.http.sse import DONE_FORM, Chunks, event
 from server.options.server_flags import ReasoningField, ServerConfig
 from server.output_parsing.answer_reader import CustomToolInput
 from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
-from server.routes.conversations.conversation_call import (
-    ConversationCall,
-    PartReader,
-    begin_conversation,
-    new_call_id,
-)
-from server.routes.generation import chunk_events, whole_choices
+from server.reading.prompts import Conversation
+from server.routes.answering import ask, ended, joined, last_chunk, new_call_id, respond, ways_of
 from server.routes.request_context import config_of
 from server.schemas import chat as api
 from server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
@@ -32,96 +29,126 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    config = config_of(request)
-    call = await begin_conversation(request, body, body, "chatcmpl-")
-    writers = [_ChatChoiceWriter(call, index, config) for index in range(call.choices)]
-    if not body.stream:
-        return call.warn(json_response(await _whole(call, writers)))
-    empty = api.ChatChunk(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        system_fingerprint=call.fingerprint or UNSET,
-        choices=[],
-    )
-    return call.warn(call.stream(chunk_events(call, writers, empty, _opening(call, writers, empty))))
+    answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_chat, body))
+    writer = ChatWriter(answer.head, body, config_of(request))
+    return await respond(request, answer, writer, stream=bool(body.stream))
 
 
-async def _whole(call: ConversationCall, writers: Sequence[_ChatChoiceWriter]) -> api.ChatCompletion:
-    choices = await whole_choices(call, writers)
-    entries = next((writer.prompt_entries for writer in writers if writer.prompt_entries), None)
-    return api.ChatCompletion(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        system_fingerprint=call.fingerprint,
-        choices=choices,
-        usage=call.usage(),
-        metrics=call.metrics,
-        prompt_logprobs=None if entries is None else prompt_logprobs(entries, call.names),
-        prompt_token_ids=call.prompts[0].tokens if call.chat.return_token_ids else None,
+def read_chat(
+    chat: api.ChatRequest, conversation: Conversation, terms: Terms, config: ServerConfig
+) -> Converse:
+    """What a chat asks for. Other dialects say what they ask in its words."""
+    return Converse(
+        terms=terms,
+        prompts=[conversation.prompt],
+        sampling=chat.to_sampling(),
+        chat=chat,
+        conversation=conversation,
+        **ways_of(chat, config),
     )
 
 
-def _opening(call: ConversationCall, writers: Sequence[_ChatChoiceWriter], empty: api.ChatChunk) -> bytes:
-    """The first events of a stream: the role of each choice, and the echoed text.
+class ChatWriter:
+    """Writes the answer to a chat, whole or as chunks."""
 
-    They are sent together with the first tokens, so that an error before those has a status of its own.
-    """
-    events: list[bytes] = []
-    role, echo = writers[0].role, writers[0].echo
-    for content in ("", echo) if echo else ("",):
-        for index in range(call.choices):
-            delta = api.ChatDelta(content=content) if content else api.ChatDelta(role=role, content="")
-            chunk = replace(empty, choices=[api.ChatChunkChoice(index=index, delta=delta)])
-            if call.sends_usage_always:
-                chunk.usage = call.usage_of(index)
-            if call.chat.return_token_ids and not content:
-                chunk.prompt_token_ids = call.prompts[0].tokens
-            events.append(event(chunk))
-    return b"".join(events)
+    form = DONE_FORM
+
+    def __init__(self, head: ConversationHead, body: api.ChatRequest, config: ServerConfig) -> None:
+        self._head, self._body = head, body
+        self._choices = [_ChatChoiceWriter(head, body, index, config) for index in range(head.choices)]
+        empty = api.ChatChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint or UNSET,
+            choices=[],
+        )
+        self._chunks, self._parts = Chunks(empty), list[Part]()
+        self._opening = self._open(empty) if body.stream else b""
+        """The first events: the role of each choice, and the echoed text. They are sent together with the
+        first tokens, so that an error before those has a status of its own."""
+
+    def push(self, part: Part) -> bytes:
+        chunk, usage = self._choices[part.choice].chunk(part), self._head.usage_in_chunk(part)
+        opening, self._opening = self._opening, b""
+        if chunk.is_empty and isinstance(usage, UnsetType):
+            return opening
+        return opening + self._chunks.event(chunk, usage)
+
+    def last_events(self, end: End) -> bytes:
+        return last_chunk(self._head, self._chunks, end)
+
+    def take(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def answer(self) -> api.ChatCompletion:
+        head, end, choices = self._head, ended(self._parts), joined(self._choices, self._parts)
+        entries = next((writer.prompt_entries for writer in self._choices if writer.prompt_entries), None)
+        return api.ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            choices=choices,
+            usage=head.whole_usage(end),
+            metrics=end.metrics,
+            prompt_logprobs=None if entries is None else prompt_logprobs(entries, head.names),
+            prompt_token_ids=head.prompts[0].tokens if self._body.return_token_ids else None,
+        )
+
+    def _open(self, empty: api.ChatChunk) -> bytes:
+        events: list[bytes] = []
+        head, role, echo = self._head, self._choices[0].role, self._choices[0].echo
+        for content in ("", echo) if echo else ("",):
+            for index in range(head.choices):
+                delta = api.ChatDelta(content=content) if content else api.ChatDelta(role=role, content="")
+                chunk = replace(empty, choices=[api.ChatChunkChoice(index=index, delta=delta)])
+                if head.sends_usage_always:
+                    chunk.usage = head.usage(head.counts_before)
+                if self._body.return_token_ids and not content:
+                    chunk.prompt_token_ids = head.prompts[0].tokens
+                events.append(event(chunk))
+        return b"".join(events)
 
 
 class _ChatChoiceWriter:
     """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
-    def __init__(self, call: ConversationCall, index: int, config: ServerConfig) -> None:
-        self._call, self._index, self._field = call, index, config.reasoning_field
-        self._parts = PartReader(call)
+    def __init__(
+        self, head: ConversationHead, body: api.ChatRequest, index: int, config: ServerConfig
+    ) -> None:
+        self._head, self._body, self._index, self._field = head, body, index, config.reasoning_field
         self._message = _MessageDeltas(
-            call.dialect, self._field, call.chat.include_reasoning, call.conversation.custom_tools
+            head.dialect, self._field, body.include_reasoning, head.conversation.custom_tools
         )
-        last = call.conversation.last
-        self.role = config.response_role if call.chat.add_generation_prompt else last.role
+        last = head.conversation.last
+        self.role = config.response_role if body.add_generation_prompt else last.role
         self.echo = last.content if last.role == self.role else ""
         """Text of the last message, if the answer continues it and shall repeat it first."""
         self.prompt_entries: list[TokenLogprobs] | None = None
 
-    def chunk(self, delta: Delta) -> api.ChatChunkChoice:
-        body, ended = self._call.chat, delta.finish_reason is not None
+    def chunk(self, part: Part) -> api.ChatChunkChoice:
+        body, delta, ended = self._body, part.delta, part.delta.finish_reason is not None
         self.prompt_entries = delta.prompt_logprobs or self.prompt_entries
-        if self._call.format is None:
-            message = api.ChatDelta(content=delta.text)
+        if self._head.is_read:
+            message = self._message.delta(part.said, ended=ended)
         else:
-            message = self._message.delta(self._parts.read(delta), ended=ended)
-            self._call.count_reasoning(self._index, self._parts.reasoning_tokens)
+            message = api.ChatDelta(content=delta.text)
         chunk = api.ChatChunkChoice(index=self._index, delta=message)
         if body.logprobs and delta.token_ids:
-            chunk.logprobs = ChatLogprobs(chat_logprobs(delta.token_ids, delta.logprobs, self._call.names))
+            chunk.logprobs = ChatLogprobs(chat_logprobs(delta.token_ids, delta.logprobs, self._head.names))
         if body.return_token_ids:
             chunk.token_ids = delta.token_ids
-        if delta.finish_reason is not None:
-            chunk.finish_reason = self._call.finish_reason(
-                delta.finish_reason, has_calls=self._parts.has_calls
-            )
-            chunk.stop_reason = delta.stop_reason
+        if ended:
+            chunk.finish_reason, chunk.stop_reason = self._head.finish_reason(part), delta.stop_reason
         return chunk
 
     def join(self, chunks: list[api.ChatChunkChoice]) -> api.ChatChoice:
-        body, last = self._call.chat, chunks[-1]
+        body, last = self._body, chunks[-1]
         deltas = [chunk.delta for chunk in chunks]
         text = _joined_text([delta.content for delta in deltas])
-        if self._call.format is None or text is not None or self.echo:
+        if not self._head.is_read or text is not None or self.echo:
             text = self.echo + (text or "")
         reasoning = _joined_text([delta.spoken() or "" for delta in deltas])
         logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]

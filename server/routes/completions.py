@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
@@ -10,22 +9,13 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from engine_core.client.in_flight import AddOptions
-from server.access.request_state import state_of
-from server.frontend.frontend import Delta
+from server.frontend.asks.answers import Complete
+from server.frontend.asks.parts import End, Head, Part, Terms
 from server.http.endpoint import Endpoint
-from server.http.sse import json_response
-from server.output_parsing.answer_format import NO_REASONING
-from server.output_parsing.format_detection import find_format
+from server.http.sse import DONE_FORM, Chunks
+from server.options.server_flags import ServerConfig
 from server.reading.prompts import Prompt
-from server.routes.conversations.conversation_call import AnswerPlan, plan_form, tell_of_least
-from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
-from server.routes.request_context import (
-    config_of,
-    frontend_of,
-    read_texts,
-    with_warnings,
-)
+from server.routes.answering import ask, ended, joined, last_chunk, respond, ways_of
 from server.schemas.completions import (
     Completion,
     CompletionChoice,
@@ -38,76 +28,72 @@ from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
-_FORM_FIRST = (
-    "thinking_token_budget: the form binds the answer from its first token on, so that none is reasoning"
-)
-
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
-    frontend_of(request).check_model(body.model)
-    prompts: list[Prompt] = await read_texts(request, body)
-    sampling = body.to_sampling()
-    admission = admit_answers(request, len(prompts), sampling.n)
-    bounds, warnings = await _plan(request, body, prompts)
-    call = GenerationCall(
-        *(request, body, sampling, prompts, "cmpl-", admission),
+    answer = await ask(request, body, body.terms, "cmpl-", partial(read_completion, body))
+    return await respond(request, answer, CompletionWriter(answer.head, body), stream=bool(body.stream))
+
+
+def read_completion(
+    body: CompletionRequest, prompts: list[Prompt], terms: Terms, config: ServerConfig
+) -> Complete:
+    """What a completion asks for."""
+    return Complete(
+        terms=terms,
+        prompts=prompts,
+        sampling=body.to_sampling(),
+        form=body.asked_form(),
+        thinking_budget=body.thinking_budget,
         counts_output=not body.scores_only,
-        bounds=bounds,
+        **ways_of(body, config),
     )
-    writers = [_ChoiceWriter(call, body, index) for index in range(call.choices)]
-    if not body.stream:
-        return with_warnings(json_response(await _whole(call, body, writers)), warnings)
-    empty = CompletionChunk(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        system_fingerprint=call.fingerprint or UNSET,
-        choices=[],
-    )
-    return with_warnings(call.stream(chunk_events(call, writers, empty)), warnings)
 
 
-async def _plan(
-    request: Request, body: CompletionRequest, prompts: list[Prompt]
-) -> tuple[list[AddOptions], Sequence[str]]:
-    """What the engine is told of the answers to each prompt, and the client of what has no effect."""
-    frontend, config, asked = frontend_of(request), config_of(request), body.asked_form()
-    owner = state_of(request.scope).caller.owner
-    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked, owner=owner)
-    plan = tell_of_least(plan, body.min_tokens)
-    bounds = [plan.bounds for _ in prompts]
-    if body.thinking_budget is None:
-        return bounds, plan.warnings
-    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    if format.thinking is None:
-        return bounds, [*plan.warnings, NO_REASONING]
-    if asked is not None:
-        return bounds, [*plan.warnings, _FORM_FIRST]
-    for number, prompt in enumerate(prompts):
-        text = frontend.tokenizer.decode(prompt.tokens, False) if prompt.text is None else prompt.text
-        is_open = format.leaves_thinking_open(text)
-        thinking = format.thinking_within(frontend.tokenizer, body.thinking_budget, is_open=is_open)
-        bounds[number] = {"thinking": thinking}
-    return bounds, plan.warnings
+class CompletionWriter:
+    """Writes texts that continue prompts, whole or as chunks."""
 
+    form = DONE_FORM
 
-async def _whole(
-    call: GenerationCall, body: CompletionRequest, writers: Sequence[_ChoiceWriter]
-) -> Completion:
-    choices = await whole_choices(call, writers)
-    if body.chooses:
-        choices = _best_choices(choices, [writer.drawn for writer in writers], call.sampling.n, body.shown)
-    return Completion(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        system_fingerprint=call.fingerprint,
-        choices=choices,
-        usage=call.usage(),
-        metrics=call.metrics,
-    )
+    def __init__(self, head: Head, body: CompletionRequest) -> None:
+        self._head, self._body = head, body
+        self._choices = [_ChoiceWriter(head, body, index) for index in range(head.choices)]
+        empty = CompletionChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint or UNSET,
+            choices=[],
+        )
+        self._chunks, self._parts = Chunks(empty), list[Part]()
+
+    def push(self, part: Part) -> bytes:
+        chunk, usage = self._choices[part.choice].chunk(part), self._head.usage_in_chunk(part)
+        says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
+        return b"" if says_nothing else self._chunks.event(chunk, usage)
+
+    def last_events(self, end: End) -> bytes:
+        return last_chunk(self._head, self._chunks, end)
+
+    def take(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def answer(self) -> Completion:
+        head, body, end = self._head, self._body, ended(self._parts)
+        choices = joined(self._choices, self._parts)
+        if body.chooses:
+            choices = _best_choices(choices, [one.drawn for one in self._choices], head.n, body.shown)
+        return Completion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            choices=choices,
+            usage=head.whole_usage(end),
+            metrics=end.metrics,
+        )
 
 
 def _best_choices(
@@ -128,15 +114,12 @@ def _best_choices(
 class _ChoiceWriter:
     """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
-    def __init__(self, call: GenerationCall, body: CompletionRequest, index: int) -> None:
+    def __init__(self, head: Head, body: CompletionRequest, index: int) -> None:
         self._body = body
         self._scores_only, self._ranks = body.scores_only, body.ranks
         self._index = index
-        self._prompt = call.prompt_of(index)
-        self._names = call.names
-        self._decode = partial(
-            call.frontend.tokenizer.decode, skip_special_tokens=call.sampling.skip_special_tokens
-        )
+        self._prompt = head.prompts[index // head.n]
+        self._names = head.names
         self._begun = False
         self._width = 0
         """Length in characters of the text so far, as offsets of tokens count it."""
@@ -144,7 +127,8 @@ class _ChoiceWriter:
         self.drawn: list[float] = []
         """The logprobs of its tokens, if the best choices are chosen by them."""
 
-    def chunk(self, delta: Delta) -> CompletionChunkChoice:
+    def chunk(self, part: Part) -> CompletionChunkChoice:
+        delta = part.delta
         text, ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
         if self._ranks:
@@ -156,7 +140,7 @@ class _ChoiceWriter:
             self._prompt_logprobs = delta.prompt_logprobs
         if first and self._body.echo:
             written = self._prompt.text
-            text = (self._decode(self._prompt.tokens) if written is None else written) + text
+            text = (self._names.text_of(self._prompt.tokens) if written is None else written) + text
             ids = [*self._prompt.tokens, *ids]
             entries = [None, *(delta.prompt_logprobs or ()), *entries]
         chunk = CompletionChunkChoice(index=self._index, text=text)

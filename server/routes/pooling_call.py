@@ -22,7 +22,7 @@ from server.requests.pooling import PooledText
 from server.requests.scoring import Compared, compute_scores
 from server.requests.spaces import check_space, find_space
 from server.requests.text_windows import join_windows
-from server.routes.request_context import EngineCall, admit, frontend_of
+from server.routes.request_context import EngineCall, frontend_of
 from server.schemas.pooling_bodies import PooledList
 from server.schemas.sampling_fields import Usage
 from worker.protocol import Pooling, Vectors
@@ -81,7 +81,7 @@ class PoolingCall(EngineCall):
         if self._required_space is not None:
             check_space(self._required_space, None)
         admission = self.admit(len(items))
-        options = self._add_options(admission, begun=self.tokens > 0)
+        options = self.terms.add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
         tokens = sum([item.length for item in items])
         admission.check_tokens(tokens)
@@ -90,7 +90,7 @@ class PoolingCall(EngineCall):
         answers = await self.frontend.pool(
             items,
             request_id=self.id,
-            replica=self._replica,
+            replica=self.terms.replica,
             admission=admission,
             media_items=self.state.media_items,
             **options,
@@ -124,7 +124,7 @@ class PoolingCall(EngineCall):
         return self._space
 
     def usage(self) -> Usage:
-        return self._timed(self._usage(self.tokens, 0, self.times.cached_tokens, media=self._media))
+        return self._usage(self.tokens, self.times.cached_tokens, self._media)
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """The answer in the shape of the OpenAI API: a list with an entry for each text."""
@@ -142,7 +142,7 @@ class PoolingCall(EngineCall):
         """Lets the request in with so many texts. Later calls change nothing."""
         if self._admission is None:
             places = self.frontend.places_for(texts, self.state.caller)
-            self._admission = admit(self.request, self.frontend, places)
+            self._admission = self.state.admit(self.frontend.admissions, places)
             self.id = self._admission.take_id(self.id)
         return self._admission
 

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from engine_core.client.in_flight import AddOptions
-from server.access.admission import Admission
 from server.access.client_identity import TIMEOUT, limits_of
 from server.access.request_state import KEY, Attributes, RequestState
 from server.errors import BadRequest
+from server.frontend.asks.parts import Terms
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import with_media
@@ -55,15 +54,6 @@ def frontends_of(request: Request) -> list[Frontend]:
 def config_of(request: Request) -> ServerConfig:
     """The configuration of the model that a request is for, or of the whole server."""
     return request.scope[KEY].frontend.config
-
-
-def admit(request: Request, frontend: Frontend, places: int) -> Admission:
-    """Lets in a request for so many sequences, or raises an error. Its endpoint ends the admission."""
-    state: RequestState = request.scope[KEY]
-    admission = frontend.admissions.admit(state.caller, places, state.admission)
-    state.admission = admission
-    admission.since = state.times.started
-    return admission
 
 
 async def read_texts(request: Request, body: Body) -> Any:
@@ -107,45 +97,45 @@ PRIORITIES = (b"x-priority", b"x-vllm-priority")
 """The headers that name the priority, in place of the body. vLLM has the second."""
 
 
+def terms_of(request: Request, said: RequestTerms, prefix: str) -> Terms:
+    """How a request is run, as its head and its body say. `prefix` begins the answer's id."""
+    state: RequestState = request.scope[KEY]
+    config = state.frontend.config
+    return Terms(
+        state,
+        prefix + request_id(state, said.request_id),
+        int(time.time()),
+        _replica(state, config),
+        _priority(state.head, said.priority),
+        said.salt,
+        limits_of(state.head.get(TIMEOUT), config.access, state.times.started, said.timeout),
+        config.reports.enable_timing or "timing" in said.include,
+    )
+
+
 class EngineCall:
     """A request to the engine: its id, model and times, which every part of its answer repeats."""
 
-    def __init__(self, request: Request, terms: RequestTerms, prefix: str) -> None:
+    def __init__(self, request: Request, said: RequestTerms, prefix: str) -> None:
         """`prefix` begins the answer's id."""
-        state: RequestState = request.scope[KEY]
-        self.state = state
-        self.frontend: Frontend = state.frontend
-        self.config = config = self.frontend.config
+        self.terms = terms = terms_of(request, said, prefix)
+        self.state = terms.state
+        self.frontend: Frontend = self.state.frontend
+        self.config = self.frontend.config
         self.facts = self.frontend.facts
-        self.id = prefix + request_id(state, terms.request_id)
-        self.created = int(time.time())
+        self.id, self.created, self.times = terms.id, terms.created, self.state.times
         self.model = self.facts.model_names[0]
-        self.times = state.times
-        self._shows_timing = config.reports.enable_timing or "timing" in terms.include
-        self._shows_cached = config.enable_prompt_tokens_details
-        self._salt = terms.salt
-        self._replica, self._priority = _replica(state, config), _priority(state.head, terms.priority)
-        self._limits = limits_of(state.head.get(TIMEOUT), config.access, self.times.started, terms.timeout)
 
     def describe(self) -> Attributes:
         """What a trace tells of this request."""
         return {"gen_ai.request.id": self.id, "gen_ai.response.model": self.model}
 
-    def _add_options(self, admission: Admission, *, begun: bool = False) -> AddOptions:
-        """What the engine is told of each text. `begun` says that it has had some of them before."""
-        options = admission.caller.add_options(self._priority, self._salt)
-        if self._limits is not None:
-            self._limits.add_to(options, begun=begun)
-        return options
-
-    def _usage(
-        self, prompt: int, output: int, cached: int, reasoning: int | None = None, media: int = 0
-    ) -> Usage:
-        return make_usage(prompt, output, cached if self._shows_cached else None, reasoning, media)
-
-    def _timed(self, usage: Usage) -> Usage:
+    def _usage(self, prompt: int, cached: int, media: int) -> Usage:
         """The usage with the times of the request, if they are asked for."""
-        if self._shows_timing:
+        usage = make_usage(
+            prompt, 0, cached if self.config.enable_prompt_tokens_details else None, None, media
+        )
+        if self.terms.shows_timing:
             usage.timing = self.times.report()
         return usage
 

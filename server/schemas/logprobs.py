@@ -71,6 +71,10 @@ class TokenNames:
     def raw(self, id: int) -> list[int]:
         return list(self._tokenizer.token_bytes(id))
 
+    def text_of(self, ids: list[int]) -> str:
+        """The text of tokens, as an answer shows it."""
+        return self._tokenizer.decode(ids, skip_special_tokens=self._hides_special)
+
     def offsets(self, ids: Iterable[int], start: int) -> tuple[list[int], int]:
         """The position of each token in the text, in characters, and the position after the last one."""
         offsets: list[int] = []

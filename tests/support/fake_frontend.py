@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.errors import ApiError, NotFound, Status
+from server.frontend.asks import Ask
 from server.frontend.text_output import Delta, TextOutput
 from server.grammar_checks.grammar_job import AskedGrammar, check
 from server.grammars.form_grammar import AnswerGrammar
@@ -234,6 +235,9 @@ class FakeFrontend:
     def new_group(self) -> int:
         self.groups += 1
         return self.groups
+
+    def ask(self, asked: Ask[R]) -> Awaitable[R]:
+        return asked.open(self)
 
     def generate(
         self,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from functools import partial
 
 from fastapi import Request, Response
 
 from server.access.request_state import state_of
-from server.http.sse import ClientWatch, json_response
+from server.frontend.asks.parts import ConversationHead, End, Part
+from server.http.sse import DONE_FORM, ClientWatch
 from server.media.inline_files import InlineFiles
 from server.media.media_parts import MediaFile
 from server.reading.body_table import CHAT
+from server.routes.answering import ask, respond
 from server.routes.audio.spoken_chats import CHATS, SpokenChat, SpokenText
 from server.routes.audio.text_events import TextEvents
-from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
+from server.routes.chat import read_chat
 from server.routes.request_context import frontend_of
 from server.schemas.audio import answers
 from server.schemas.audio.form import AudioForm
@@ -44,44 +45,48 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     chat = _conversation(form, spoken, files.add(MediaFile(file)))
 
     with ClientWatch(request.receive):
-        call = await begin_conversation(request, chat, chat, "trsc-")
-        heard = _Heard(request, form, call, SpokenText("" if form.language else spoken.mark))
-        return call.stream(heard.events()) if form.stream else await heard.whole()
+        answer = await ask(request, chat, chat.terms, "trsc-", partial(read_chat, chat))
+        seconds = sum(item.prepared.grid[2] for item in state.media_items.values()) / 100
+        writer = HeardWriter(answer.head, form, SpokenText("" if form.language else spoken.mark), seconds)
+
+        async def count() -> None:
+            speech = state.frontend.metrics.of_speech()
+            speech.count(seconds, 1, 0, time.monotonic() - state.times.started)
+
+        return await respond(request, answer, writer, stream=bool(form.stream), before_end=count)
 
 
-class _Heard:
-    """One transcription while it is answered."""
+class HeardWriter:
+    """Writes what was heard, as a chat's answer tells it."""
 
-    def __init__(self, request: Request, form: AudioForm, call: ConversationCall, spoken: SpokenText) -> None:
-        self._form, self._call, self._spoken, self._finish = form, call, spoken, "stop"
-        self._seconds = sum(item.prepared.grid[2] for item in call.state.media_items.values()) / 100
+    form = DONE_FORM
 
-    async def whole(self) -> Response:
-        async with aclosing(self._texts()) as texts:
-            text = "".join([each async for each in texts])
-        if self._form.response_format == "text":
-            return Response(f"{text}\n", media_type="text/plain; charset=utf-8")
-        return json_response(answers.Transcription(text, answers.DurationUsage.of(self._seconds)))
+    def __init__(self, head: ConversationHead, form: AudioForm, spoken: SpokenText, seconds: float) -> None:
+        self._asked, self._spoken, self._seconds, self._finish = form, spoken, seconds, "stop"
+        self._events = TextEvents(head.id, head.created, head.model)
+        self._text = ""
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        events = TextEvents(self._call)
-        async with aclosing(self._texts()) as texts:
-            async for text in texts:
-                yield events.delta(text)
-        counts, tells = self._call.counts, self._form.stream_include_usage
-        yield events.end(counts.prompt, counts.output, tells_usage=tells, finish=self._finish)
+    def push(self, part: Part) -> bytes:
+        text = self._heard(part)
+        return self._events.delta(text) if text else b""
 
-    async def _texts(self) -> AsyncGenerator[str]:
-        """The text as it comes. In the end it is counted what was heard."""
-        async with aclosing(self._call.deltas()) as deltas:
-            async for _, delta in deltas:
-                self._finish = delta.finish_reason or self._finish
-                if text := self._spoken.push(delta.text):
-                    yield text
-        if text := self._spoken.flush():
-            yield text
-        speech, since = self._call.frontend.metrics.of_speech(), self._call.times.started
-        speech.count(self._seconds, 1, 0, time.monotonic() - since)
+    def last_events(self, end: End) -> bytes:
+        counts, tells = end.counts, self._asked.stream_include_usage
+        return self._events.end(counts.prompt, counts.output, tells_usage=tells, finish=self._finish)
+
+    def take(self, parts: list[Part]) -> None:
+        self._text = "".join(map(self._heard, parts))
+
+    @property
+    def answer(self) -> answers.Transcription | Response:
+        if self._asked.response_format == "text":
+            return Response(f"{self._text}\n", media_type="text/plain; charset=utf-8")
+        return answers.Transcription(self._text, answers.DurationUsage.of(self._seconds))
+
+    def _heard(self, part: Part) -> str:
+        self._finish = part.delta.finish_reason or self._finish
+        text = self._spoken.push(part.delta.text)
+        return text if part.end is None else text + self._spoken.flush()
 
 
 def _conversation(form: AudioForm, spoken: SpokenChat, reference: str) -> ChatRequest:

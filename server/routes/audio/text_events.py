@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from server.http.sse import DONE, event
-from server.routes.request_context import EngineCall
 from server.schemas.audio.answers import (
     Choice,
     ChunkUsage,
@@ -17,8 +16,8 @@ from server.schemas.audio.answers import (
 
 
 class TextEvents:
-    def __init__(self, call: EngineCall) -> None:
-        self._call, self._said = call, list[str]()
+    def __init__(self, id: str, created: int, model: str) -> None:
+        self._head, self._said = (id, created, model), list[str]()
 
     def delta(self, text: str) -> bytes:
         self._said.append(text)
@@ -42,5 +41,5 @@ class TextEvents:
         return event(last) + event(done) + DONE
 
     def _delta(self, text: str, finish: str | None = None) -> DeltaEvent:
-        choice, call = Choice({"content": text} if text else {}, finish_reason=finish), self._call
-        return DeltaEvent(text, call.id, call.created, call.model, [choice])
+        choice = Choice({"content": text} if text else {}, finish_reason=finish)
+        return DeltaEvent(text, *self._head, [choice])

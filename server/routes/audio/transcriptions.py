@@ -29,7 +29,6 @@ from server.routes.audio.chat_transcriptions import hear
 from server.routes.audio.text_events import TextEvents
 from server.routes.request_context import (
     EngineCall,
-    admit,
     frontend_of,
 )
 from server.schemas.audio import answers
@@ -171,7 +170,7 @@ class _Call(EngineCall):
         super().__init__(request, RequestTerms(), "trsc-")
         self._transcriber, self._form, self._asked, self._recording = transcriber, form, asked, recording
         places = transcriber.places_for(asked, self.facts.ready.worker.max_num_seqs)
-        self._admission = admit(request, self.frontend, places)
+        self._admission = self.state.admit(self.frontend.admissions, places)
         self.id = self._admission.take_id(self.id)
         self.times.submit()
         tokenizer = self.frontend.tokenizer
@@ -180,7 +179,7 @@ class _Call(EngineCall):
         )
 
     def _piece_options(self) -> AddOptions:
-        options = self._add_options(self._admission, begun=self._admission.begun)
+        options = self.terms.add_options(self._admission, begun=self._admission.begun)
         options["streams"] = self._form.stream
         return options
 
@@ -217,7 +216,7 @@ class _Call(EngineCall):
                 return json_response(answers.Transcription(job.text, usage, self._logprobs()))
 
     async def _events(self) -> AsyncGenerator[bytes]:
-        events = TextEvents(self)
+        events = TextEvents(self.id, self.created, self.model)
         async with aclosing(self._job.run()) as texts:
             async for text in texts:
                 yield events.delta(text)

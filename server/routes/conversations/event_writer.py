@@ -6,18 +6,15 @@ Whole answers are made of the same events, which nobody then sends: so both say 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
 import msgspec
-from fastapi import Response
 
 from server.errors import ApiError
-from server.frontend.frontend import Delta
-from server.http.sse import StreamForm, json_response
+from server.frontend.asks.parts import ConversationHead, End, Part
+from server.http.sse import StreamForm
 from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
-from server.routes.conversations.conversation_call import ConversationCall, PartReader
 
 Kind = Literal["text", "reasoning", "call"]
 Item = TypeVar("Item")
@@ -44,37 +41,49 @@ class OpenItem(ABC, Generic[Item]):
 class EventWriter(ABC, Generic[Item]):
     """Writes one answer."""
 
+    ping = b""
+    """What is sent during silences."""
+
     def __init__(
-        self, call: ConversationCall, new_call_id: Callable[[], str], *, shows_output: bool = True
+        self, head: ConversationHead, new_call_id: Callable[[], str], *, shows_output: bool = True
     ) -> None:
         self.ended = False
         self.items: list[Item] = []
         """The items that are done."""
-        self._call = call
-        self._parts = PartReader(call)
+        self._head = head
+        self._counts = head.counts_before
         self._new_call_id = new_call_id
         self._shows_output = shows_output
         self._begun = False
         self._open: OpenItem[Item] | None = None
         self._events: list[bytes] = []
 
-    def push(self, delta: Delta) -> bytes:
-        """The events that a delta makes."""
+    @property
+    def form(self) -> StreamForm:
+        return StreamForm(lambda data: self.ended, self.failed, self.ping)
+
+    def push(self, part: Part) -> bytes:
+        """The events that a part makes."""
+        self._counts = part.counts
         if not self._begun:
             self._begun = True
             self._begin()
-        for part in self._parts.read(delta) if self._shows_output else ():
-            self._write(part)
-        if delta.finish_reason is not None:
+        for said in part.said if self._shows_output else ():
+            self._write(said)
+        if part.delta.finish_reason is not None:
             if self._open is None and not self.items and self._shows_output:
                 self._continue("text", "")
-            self._finish(delta)
+            self._finish(part)
             self.ended = True
         return self._take_events()
 
-    def last_events(self) -> bytes:
-        """The events that are made after `before_end`."""
+    def last_events(self, end: End) -> bytes:
+        """The events that are made when nothing more can change."""
         return b""
+
+    def take(self, parts: list[Part]) -> None:
+        for part in parts:
+            self.push(part)
 
     @property
     @abstractmethod
@@ -90,8 +99,8 @@ class EventWriter(ABC, Generic[Item]):
         """Tell that the answer begins."""
 
     @abstractmethod
-    def _finish(self, delta: Delta) -> None:
-        """Close the open item, and tell that the answer has ended with this delta."""
+    def _finish(self, part: Part) -> None:
+        """Close the open item, and tell that the answer has ended with this part."""
 
     @abstractmethod
     def _new_text(self, kind: Kind) -> OpenItem[Item]:
@@ -137,47 +146,3 @@ class EventWriter(ABC, Generic[Item]):
         if self._open is not None:
             item, self._open = self._open.end(status), None
             self.items.append(item)
-
-
-async def _nothing() -> None:
-    return None
-
-
-async def respond(
-    call: ConversationCall,
-    writer: EventWriter[Item],
-    *,
-    stream: bool,
-    ping: bytes = b"",
-    before_end: Callable[[], Awaitable[None]] = _nothing,
-) -> Response:
-    """Answers with the events of a writer as they come, or with the whole answer.
-
-    `before_end` runs when the answer has ended, before the client is told so.
-    """
-    events = _events(call, writer, before_end)
-    if stream:
-        form = StreamForm(lambda data: writer.ended, writer.failed, ping)
-        return call.warn(call.stream(events, form))
-    return call.warn(json_response(await _whole(events, writer)))
-
-
-async def _events(
-    call: ConversationCall, writer: EventWriter[Item], before_end: Callable[[], Awaitable[None]]
-) -> AsyncGenerator[bytes]:
-    """The events that a writer makes; an empty one sends the headers."""
-    async with aclosing(call.deltas()) as deltas:
-        async for _, delta in deltas:
-            events = b"" if delta.is_notice else writer.push(delta)
-            if writer.ended:
-                await before_end()
-                events += writer.last_events()
-            if events or delta.is_notice:
-                yield events
-
-
-async def _whole(events: AsyncGenerator[bytes], writer: EventWriter[Item]) -> msgspec.Struct:
-    async with aclosing(events):
-        async for _ in events:
-            pass
-    return writer.answer

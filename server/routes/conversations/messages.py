@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from server.errors import ApiError, anthropic_error
-from server.frontend.frontend import Delta
+from server.frontend.asks.answers import Converse
+from server.frontend.asks.parts import ConversationHead, Part, Terms
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
-from server.routes.conversations.conversation_call import (
-    ConversationCall,
-    begin_conversation,
-    new_call_id,
-    object_of,
-)
-from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
+from server.options.server_flags import ServerConfig
+from server.reading.prompts import Conversation
+from server.routes.answering import ask, new_call_id, object_of, respond
+from server.routes.chat import read_chat
+from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
 from server.routes.request_context import frontend_of, read_texts
 from server.schemas.conversations import anthropic_message as api
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
@@ -33,11 +33,19 @@ PING = named_event("ping", api.MessageEvent(type="ping"))
 @router.post("/v1/messages")
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation with content blocks: texts, thinking and uses of tools."""
+    longest = frontend_of(request).facts.max_model_len
+    answer = await ask(request, body, body.chat.terms, "msg_", partial(read_message, body, longest))
+    return await respond(request, answer, MessageWriter(answer.head, body), stream=bool(body.stream))
+
+
+def read_message(
+    body: MessagesRequest, longest: int, conversation: Conversation, terms: Terms, config: ServerConfig
+) -> Converse:
+    """What a request for a message asks for, of a model whose prompt and answer have `longest` tokens."""
     # Clients ask for as much as Anthropic's models can answer, whatever the window is here.
-    most = max(1, min(body.max_tokens, frontend_of(request).facts.max_model_len))
+    most = max(1, min(body.max_tokens, longest))
     chat = body.chat.model_copy(update={"max_completion_tokens": most})
-    call = await begin_conversation(request, body, chat, "msg_", counts_output=body.max_tokens > 0)
-    return await respond(call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
+    return replace(read_chat(chat, conversation, terms, config), counts_output=body.max_tokens > 0)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -50,17 +58,19 @@ async def count_message_tokens(body: CountTokensRequest, request: Request) -> Re
 class MessageWriter(EventWriter[api.Block]):
     """Writes an answer as content blocks."""
 
-    def __init__(self, call: ConversationCall, body: MessagesRequest) -> None:
-        new_id = new_call_id(call.dialect) if call.dialect == "mistral" else _new_id
-        super().__init__(call, new_id, shows_output=body.max_tokens > 0)
+    ping = PING
+
+    def __init__(self, head: ConversationHead, body: MessagesRequest) -> None:
+        new_id = new_call_id(head.dialect) if head.dialect == "mistral" else _new_id
+        super().__init__(head, new_id, shows_output=body.max_tokens > 0)
         self._body = body
         self._stop = api.Stop(stop_reason="end_turn")
 
     @property
     def answer(self) -> api.AnthropicMessage:
         return api.AnthropicMessage(
-            id=self._call.id,
-            model=self._call.model,
+            id=self._head.id,
+            model=self._head.model,
             content=self.items,
             stop_reason=self._stop.stop_reason,
             stop_sequence=self._stop.stop_sequence,
@@ -76,10 +86,10 @@ class MessageWriter(EventWriter[api.Block]):
 
     def _begin(self) -> None:
         # How many tokens came with the first part is chance; the last event counts them all.
-        usage = replace(self._usage(), output_tokens=0)
+        usage = replace(self._usage(), output_tokens=0, output_tokens_details=api.OutputTokensDetails(0))
         self.emit(
             "message_start",
-            message=api.AnthropicMessage(id=self._call.id, model=self._call.model, usage=usage),
+            message=api.AnthropicMessage(id=self._head.id, model=self._head.model, usage=usage),
         )
         self._events.append(PING)
 
@@ -92,30 +102,31 @@ class MessageWriter(EventWriter[api.Block]):
     def _new_call(self, name: str, id: str) -> OpenItem[api.Block]:
         return _OpenBlock(self, "call", api.Block(type="tool_use", id=id, name=name, input={}))
 
-    def _finish(self, delta: Delta) -> None:
+    def _finish(self, part: Part) -> None:
         self._close()
-        self._stop = self._why(delta)
+        self._stop = self._why(part)
         self.emit("message_delta", delta=self._stop, usage=self._usage())
         self.emit("message_stop")
 
-    def _why(self, delta: Delta) -> api.Stop:
+    def _why(self, part: Part) -> api.Stop:
+        delta = part.delta
         if delta.finish_reason == "length" or not self._body.max_tokens:
-            counts, limit = self._call.counts, self._call.facts.max_model_len
+            counts, limit = part.counts, self._head.facts.max_model_len
             full = counts.output < self._body.max_tokens and counts.prompt + counts.output >= limit
             return api.Stop(stop_reason="model_context_window_exceeded" if full else "max_tokens")
-        if self._parts.has_calls:
+        if part.has_calls:
             return api.Stop(stop_reason="tool_use")
         if isinstance(delta.stop_reason, str):
             return api.Stop(stop_reason="stop_sequence", stop_sequence=delta.stop_reason)
         return api.Stop(stop_reason="end_turn")
 
     def _usage(self) -> api.MessageUsage:
-        counts = self._call.counts
+        counts = self._counts
         return api.MessageUsage(
             input_tokens=counts.prompt - counts.cached,
             cache_read_input_tokens=counts.cached,
             output_tokens=counts.output,
-            output_tokens_details=api.OutputTokensDetails(self._parts.reasoning_tokens),
+            output_tokens_details=api.OutputTokensDetails(counts.reasoning or 0),
         )
 
 

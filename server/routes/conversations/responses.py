@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,13 +15,17 @@ from msgspec.structs import replace
 
 from server.access.request_state import state_of
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.frontend.frontend import Delta
+from server.frontend.asks.answers import Converse
+from server.frontend.asks.parts import ConversationHead, End, Part, Terms
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.model_facts import Facts
+from server.options.server_flags import ServerConfig
 from server.output_parsing.answer_reader import CustomToolInput
-from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
-from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
+from server.reading.prompts import Conversation
+from server.routes.answering import ask, new_call_id, respond
+from server.routes.chat import read_chat
+from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
 from server.routes.conversations.kept_responses import (
     NOT_KEPT,
     find_keeping,
@@ -44,19 +47,27 @@ async def create_response(body: api.ResponsesRequest, request: Request) -> HttpR
     if body.background:
         later = await begin_later(request, body, stored=keeping is not None)
         return await stream_response(request, later.id) if body.stream else json_response(later)
-    call = await begin_conversation(request, body, body.chat, "resp_")
+    answer = await ask(request, body, body.chat.terms, "resp_", partial(read_response, body))
     warnings = [NOT_KEPT] if keeping is not None and not keeping.has_room() else []
-    writer = ResponseWriter(call, body, stored=keeping is not None and not warnings)
+    writer = ResponseWriter(answer.head, body, stored=keeping is not None and not warnings)
 
     async def keep() -> None:
         if keeping is None or warnings:
             return
-        if not await asyncio.to_thread(keeping.keep, call.id, encode(writer.answer)):
+        if not await asyncio.to_thread(keeping.keep, answer.head.id, encode(writer.answer)):
             warnings.append(NOT_KEPT)
             writer.tell_not_kept()
 
-    response = await respond(call, writer, stream=bool(body.stream), before_end=keep)
+    response = await respond(request, answer, writer, stream=bool(body.stream), before_end=keep)
     return with_warnings(response, warnings)
+
+
+def read_response(
+    body: api.ResponsesRequest, conversation: Conversation, terms: Terms, config: ServerConfig
+) -> Converse:
+    """What a request for a response asks for."""
+    asked = read_chat(body.chat, conversation, terms, config)
+    return replace(asked, token_by_token=body.wants_logprobs)
 
 
 async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: bool) -> api.Response:
@@ -127,39 +138,24 @@ def _first(*values: float | None) -> float:
 class ResponseWriter(EventWriter[api.OutputItem]):
     """Writes an answer as items."""
 
-    def __init__(self, call: ConversationCall, body: api.ResponsesRequest, *, stored: bool) -> None:
-        super().__init__(call, new_call_id(call.dialect))
-        self._response = _new_response(call.id, call.created, call.facts, body, stored=stored)
+    def __init__(self, head: ConversationHead, body: api.ResponsesRequest, *, stored: bool) -> None:
+        super().__init__(head, new_call_id(head.dialect))
+        self._response = _new_response(head.id, head.created, head.facts, body, stored=stored)
         self._body = body
         self._number = 0
         self._logprobs: list[tuple[ChatTokenLogprob, int]] = []
         """Logprobs of tokens that no message has yet, and the characters of each."""
-        self._unshown = deque[tuple[ChatTokenLogprob, int]]()
-        """The same of tokens whose text may become a stop string, or is not a whole character."""
 
     @property
     def answer(self) -> api.Response:
         return self._response
 
-    def push(self, delta: Delta) -> bytes:
-        if not self._body.wants_logprobs:
-            return super().push(delta)
-        entries = chat_logprobs(delta.token_ids, delta.logprobs, self._call.names)
-        # The token that ends an answer has no width: it is no part of the text.
-        self._unshown += zip(entries, delta.widths, strict=False)
-        return b"".join(map(super().push, self._token_by_token(delta)))
-
-    def _token_by_token(self, delta: Delta) -> Iterator[Delta]:
-        """The same delta cut into its tokens, so that their number in a step makes no difference."""
-        text, widths = delta.text, list(delta.widths)
-        while text and self._unshown:
-            entry, width = self._unshown.popleft()
-            self._logprobs.append((entry, width))
-            piece, text = text[:width], text[width:]
-            if piece:
-                yield Delta(delta.index, piece, widths=widths)
-                widths = []
-        yield replace(delta, text=text, widths=widths)
+    def push(self, part: Part) -> bytes:
+        if self._body.wants_logprobs:
+            delta = part.delta
+            entries = chat_logprobs(delta.token_ids, delta.logprobs, self._head.names)
+            self._logprobs += zip(entries, delta.widths, strict=True)
+        return super().push(part)
 
     def failed(self, error: ApiError) -> bytes:
         if not self._begun:
@@ -169,13 +165,16 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         code = "rate_limit_exceeded" if busy else "invalid_prompt" if error.status < 500 else "server_error"
         self._end("failed", error=api.ResponseError(code, error.message))
         self.ended = True
-        return self.last_events()
+        return self._last_events()
 
     def tell_not_kept(self) -> None:
         """Have the end of the answer say that it is not kept."""
         self._response = replace(self._response, store=False)
 
-    def last_events(self) -> bytes:
+    def last_events(self, end: End) -> bytes:
+        return self._last_events()
+
+    def _last_events(self) -> bytes:
         self._tell(f"response.{self._response.status}")
         return self._take_events()
 
@@ -230,8 +229,8 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         )
         return _Call(self, item, CustomToolInput() if called.is_custom else None)
 
-    def _finish(self, delta: Delta) -> None:
-        reason = delta.finish_reason or "stop"
+    def _finish(self, part: Part) -> None:
+        reason = part.delta.finish_reason or "stop"
         self._close("completed" if reason == "stop" else "incomplete")
         if reason == "stop":
             self._end("completed", completed_at=int(time.time()))
@@ -245,12 +244,12 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         )
 
     def _usage(self) -> api.ResponseUsage:
-        counts = self._call.counts
+        counts = self._counts
         return api.ResponseUsage(
             input_tokens=counts.prompt,
             input_tokens_details=api.InputTokensDetails(counts.cached),
             output_tokens=counts.output,
-            output_tokens_details=api.OutputTokensDetails(self._parts.reasoning_tokens),
+            output_tokens_details=api.OutputTokensDetails(counts.reasoning or 0),
             total_tokens=counts.prompt + counts.output,
         )
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
+from msgspec.structs import replace
 
-from server.errors import OLLAMA, ApiError, error_body
-from server.frontend.frontend import Delta
+from server.errors import OLLAMA, ApiError, BadRequest, error_body
+from server.frontend.asks.answers import Converse
+from server.frontend.asks.parts import ConversationHead, End, Part, Terms
 from server.http.endpoint import Endpoint
 from server.http.sse import StreamForm, encode, json_response
+from server.options.server_flags import ServerConfig
 from server.output_parsing.unread_text import Arguments, CallBegun, CallEnded, Reasoning
 from server.output_parsing.unread_text import Text as TextPart
-from server.routes.conversations.conversation_call import (
-    ConversationCall,
-    PartReader,
-    begin_conversation,
-    new_call_id,
-    object_of,
-)
+from server.reading.prompts import Conversation
+from server.routes.answering import ask, ended, new_call_id, object_of, respond
+from server.routes.chat import read_chat
 from server.routes.request_context import frontend_of
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
 from server.schemas.ollama import answers as api
@@ -52,17 +50,27 @@ async def _respond(body: OllamaAnswering, request: Request, *, is_empty: bool) -
         whole = _answer(facts.model_names[0], _Said(), is_chat=is_chat)
         whole.done, whole.done_reason = True, "load"
         return json_response(whole)
-    window, most = body.asked.window(facts.max_model_len), body.chat.most_tokens
-    bounded = body.chat.model_copy(update={"max_completion_tokens": most and min(most, window)})
-    within = window if body.asked.num_ctx is not None else None
-    call = await begin_conversation(request, body, bounded, "ollama-", window=within)
-    writer = _AnswerWriter(call, is_chat=is_chat)
-    if body.stream is not False:
-        form = StreamForm(
-            lambda _: writer.finish is not None, _line_of, media_type=NDJSON, has_comments=False
-        )
-        return call.warn(call.stream(writer.lines(), form))
-    return call.warn(json_response(await writer.whole()))
+    read = partial(read_answering, body, facts.max_model_len)
+    answer = await ask(request, body, body.chat.terms, "ollama-", read)
+    writer = AnswerWriter(answer.head, body)
+    return await respond(request, answer, writer, stream=body.stream is not False)
+
+
+def read_answering(
+    body: OllamaAnswering, longest: int, conversation: Conversation, terms: Terms, config: ServerConfig
+) -> Converse:
+    """What Ollama's request asks for, of a model whose prompt and answer have `longest` tokens."""
+    window, most = body.asked.window(longest), body.chat.most_tokens
+    chat = body.chat.model_copy(update={"max_completion_tokens": most and min(most, window)})
+    asked = read_chat(chat, conversation, terms, config)
+    if body.asked.num_ctx is None:
+        return asked
+    prompt, sampling = conversation.prompt.length, asked.sampling
+    if prompt >= window:
+        raise BadRequest(f"The prompt has {prompt} tokens, and a window of {window} has no room for it.")
+    room = window - prompt
+    most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    return replace(asked, sampling=replace(sampling, max_tokens=most))
 
 
 def _line_of(error: ApiError) -> bytes:
@@ -96,54 +104,62 @@ def _answer(model: str, said: _Said, *, is_chat: bool) -> api.OllamaAnswer:
     return found
 
 
-class _AnswerWriter:
+class AnswerWriter:
     """Writes one answer. The whole of it is the join of its lines."""
 
-    def __init__(self, call: ConversationCall, *, is_chat: bool) -> None:
-        self.finish: str | None = None
+    def __init__(self, head: ConversationHead, body: OllamaAnswering) -> None:
+        self._head, self._logprobs = head, body.chat.logprobs
+        self._is_chat = isinstance(body, OllamaChatRequest)
+        self._finish: str | None = None
         """Why the answer has ended, once it has."""
-        self._call, self._is_chat = call, is_chat
-        self._parts, self._new_id = PartReader(call), new_call_id(call.dialect)
+        self._new_id = new_call_id(head.dialect)
         self._open: CallBegun | None = None
         self._arguments = ""
+        self._parts: list[Part] = []
 
-    async def lines(self) -> AsyncGenerator[bytes]:
-        """A line for what each delta says, and one that ends the answer. An empty one sends the headers."""
-        async with aclosing(self._call.deltas()) as deltas:
-            async for _, delta in deltas:
-                said = self._read(delta)
-                lines = [] if said == _Said() else [_answer(self._call.model, said, is_chat=self._is_chat)]
-                if self.finish is not None:
-                    lines.append(self._ended(_Said()))
-                if lines or delta.is_notice:
-                    yield b"".join(encode(line) + b"\n" for line in lines)
+    @property
+    def form(self) -> StreamForm:
+        return StreamForm(lambda _: self._finish is not None, _line_of, media_type=NDJSON, has_comments=False)
 
-    async def whole(self) -> api.OllamaAnswer:
+    def push(self, part: Part) -> bytes:
+        """A line for what a part says, if it says something."""
+        said = self._read(part)
+        if said == _Said():
+            return b""
+        return encode(_answer(self._head.model, said, is_chat=self._is_chat)) + b"\n"
+
+    def last_events(self, end: End) -> bytes:
+        return encode(self._ended(_Said(), end)) + b"\n"
+
+    def take(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def answer(self) -> api.OllamaAnswer:
         whole = _Said()
-        async with aclosing(self._call.deltas()) as deltas:
-            async for _, delta in deltas:
-                whole.add(self._read(delta))
-        return self._ended(whole)
+        for part in self._parts:
+            whole.add(self._read(part))
+        return self._ended(whole, ended(self._parts))
 
-    def _read(self, delta: Delta) -> _Said:
-        said = _Said()
-        for part in self._parts.read(delta):
-            match part:
+    def _read(self, part: Part) -> _Said:
+        said, delta = _Said(), part.delta
+        for each in part.said:
+            match each:
                 case TextPart(text):
                     said.text += text
                 case Reasoning(text):
                     said.thinking += text
                 case CallBegun():
-                    self._open, self._arguments = part, ""
+                    self._open, self._arguments = each, ""
                 case Arguments(_, text):
                     self._arguments += text
                 case CallEnded():
                     self._end_call(said)
         if delta.finish_reason is not None:
-            self.finish = delta.finish_reason
+            self._finish = delta.finish_reason
             self._end_call(said)
-        if self._call.chat.logprobs and delta.token_ids:
-            said.logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._call.names)
+        if self._logprobs and delta.token_ids:
+            said.logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._head.names)
         return said
 
     def _end_call(self, said: _Said) -> None:
@@ -155,11 +171,10 @@ class _AnswerWriter:
             said.calls.append(api.ToolCall(begun.id or self._new_id(), function))
             self._open = None
 
-    def _ended(self, said: _Said) -> api.OllamaAnswer:
+    def _ended(self, said: _Said, end: End) -> api.OllamaAnswer:
         """The answer, or its last line, with its times and counts."""
-        found = _answer(self._call.model, said, is_chat=self._is_chat)
-        found.done, found.done_reason = True, self.finish or "stop"
-        counts, times = self._call.counts, self._call.times
+        found, counts, times = _answer(self._head.model, said, is_chat=self._is_chat), end.counts, end.times
+        found.done, found.done_reason = True, self._finish or "stop"
         found.measure(times, counts.prompt)
         found.prompt_eval_duration = api.nanoseconds(times.prefill_time)
         found.eval_count, found.eval_duration = counts.output, api.nanoseconds(times.decode_time)
