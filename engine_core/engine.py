@@ -18,6 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 
 import zmq
 from msgspec.structs import replace
@@ -110,12 +111,13 @@ class Engine:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
         if not self.asleep:
             self._executor.register(poller)
-        self.intake.register(poller)
+        if self.intake.has_queues:
+            self.intake.register(poller)
 
     @property
     def waits(self) -> bool:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
-        if not self._blocked or self.intake.has_news or (self.calls.under_way and self.calls.has_returned):
+        if not self._blocked or self._has_news:
             return False
         if self._in_flight.is_busy:
             return self._in_flight.waits
@@ -124,7 +126,7 @@ class Engine:
     @property
     def next_deadline(self) -> float:
         """The time by which `step` must be called, though no step is done and no request has come."""
-        pace, first = self._scheduler.pace, self.intake.next_look
+        pace, first = self._scheduler.pace, self.intake.next_look if self.intake.has_queues else inf
         for next_time in self._scheduler.hooks.next_time:
             first = min(first, next_time())
         if pace.step_bound.background and pace.plan_at > time.monotonic() and self._in_flight.has_room:
@@ -156,7 +158,14 @@ class Engine:
         scheduler = self._scheduler
         if len(scheduler.live) != len(scheduler.paused) or self._in_flight.is_busy or self.outputs:
             return False
-        return not (self.intake.has_news or (self.calls.under_way and self.calls.has_returned))
+        return not self._has_news
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether requests that were not ready, or calls of workers, have come to their end."""
+        intake, calls = self.intake, self.calls
+        news = bool(intake.outputs) or (intake.has_queues and intake.has_news)
+        return news or (bool(calls.under_way) and calls.has_returned)
 
     def leave(self, until: float) -> bool:
         """Whether an engine that drains may end: nothing is left to do here, nor, `until` then, elsewhere."""
@@ -221,22 +230,26 @@ class Engine:
         Without `wait`, a step that is not done yet is left for a later call, and behind one that is done the
         next one is planned at once.
         """
-        in_flight, hooks = self._in_flight, self._scheduler.hooks
+        in_flight, hooks, intake = self._in_flight, self._scheduler.hooks, self.intake
         in_flight.receive()
-        if self.intake.heed():
-            self.intake.advance(wait=wait and self.idle)
-            self._collect(self.intake.take_outputs())
+        if intake.has_queues and intake.heed():
+            intake.advance(wait=wait and self.idle)
+        if intake.outputs:
+            self._collect(intake.take_outputs())
         for poll in hooks.poll:
             if due := poll(time.monotonic(), len(in_flight.steps)):
                 self._collect(due)
         if self._preparation.due_in <= 0 and not in_flight.steps:
             self._preparation.run()
-        may_go_on = self._plan(wait=wait)
+        # Where no step could be planned behind one that is done now, it lands before that is tried again.
+        lands = self._blocked and not wait and bool(in_flight.steps) and not in_flight.waits
+        may_go_on = not lands and self._plan(wait=wait)
         for work_beside in hooks.work_beside:
             work_beside(time.monotonic(), len(in_flight.steps), wait)
-        if in_flight.steps and not may_go_on and (wait or not in_flight.waits):
+        if lands or (in_flight.steps and not may_go_on and (wait or not in_flight.waits)):
             self._collect(self._finish())
-            self._bind()  # first of all: the forward of the next step may be over
+            if self._unbound:
+                self._bind()  # first of all: the forward of the next step may be over
             may_go_on = wait or self._plan(wait=wait)  # it runs while others read what came of the last one
         self._blocked = not may_go_on
         outputs, self.outputs = self.outputs, {}
@@ -299,5 +312,8 @@ class Engine:
 
     def _collect(self, outputs: OutputsByClient) -> None:
         """Keep outputs until the next call of `step`, or its end."""
+        if not self.outputs:
+            self.outputs = outputs
+            return
         for client, new in outputs.items():
             self.outputs.setdefault(client, []).extend(new)

@@ -139,7 +139,7 @@ class EngineLoop:
                 self._write(self._engine.take_outputs())
             self._write(self._engine.step(wait=False))
             self._handler.tell()
-            if self._handler.has_orders and not self._engine.busy:
+            if self._handler.sleep_orders and not self._engine.busy:
                 self._obey()
 
     def _obey(self) -> None:

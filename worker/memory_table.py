@@ -16,6 +16,7 @@ from worker.cache.kv_cache_size import Cache, bytes_beside_cache, describe_small
 from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.devices.selection import dtype_name
 from worker.host.memory import Pages
+from worker.limits import fit_whole_sequences, take_less
 from worker.model_loading import Loaded
 from worker.steps.feature import Hooks
 from worker.worker_facts import WorkerFacts, blocks_held
@@ -33,6 +34,19 @@ class Memory:
     weight_bytes: int
     step_bytes: int
     """The most bytes that a step takes beside weights and caches."""
+
+
+def loaded_weights(loaded: Loaded, hooks: Hooks) -> list[Tensor]:
+    """The weights of a model and of its features."""
+    return [*loaded.model.parameters(), *(each for own in hooks.weights for each in own())]
+
+
+def size_steps(loaded: Loaded, hooks: Hooks, limits: WorkerLimits) -> WorkerLimits:
+    """Fit the sizes of steps to a loaded model, and make them smaller if memory has run out before."""
+    config, minimum = loaded.config, loaded.groups.minimum
+    if whole := not loaded.model.causal or any(reads_whole() for reads_whole in hooks.reads_whole):
+        limits = fit_whole_sequences(limits, config)
+    return take_less(limits, config, minimum, whole=whole)
 
 
 def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: list[Tensor]) -> Memory:

@@ -25,18 +25,18 @@ from worker.config import WorkerConfig
 from worker.devices.selection import open_device
 from worker.features.installed import install_features
 from worker.host.memory import release_after_loading
-from worker.limits import agree, fit_whole_sequences, resolve_limits, take_less
-from worker.memory_table import Memory, divide_memory, tell_facts
-from worker.model_loading import Report, loading, settle, steps_behind
+from worker.limits import agree, resolve_limits
+from worker.memory_table import Memory, divide_memory, loaded_weights, size_steps, tell_facts
+from worker.model_loading import Loaded, Report, loading, settle, steps_behind
 from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep
 from worker.ranks.process_groups import join_groups
 from worker.sampling.token_bounds import NextBounds, nothing_follows
-from worker.steps.batch import Batch, Launched, Outcome, PooledVectors
+from worker.steps.batch import Launched, PooledVectors
 from worker.steps.compute import Compute
 from worker.steps.output import fetch_output
 from worker.steps.planner import StepPlanner
-from worker.steps.warmup import take_first_steps, warm_up_steps
+from worker.steps.warmup import warm_up
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 from worker.tasks import samples
@@ -58,27 +58,12 @@ class Runner:
         with loading(config, self._device, self._groups, limits, report) as loaded:
             self._hooks = hooks = install_features(loaded, report)
         self._model, self._stage = loaded.model, loaded.stage
-        weights = [*self._model.parameters(), *(each for own in hooks.weights for each in own())]
+        weights = loaded_weights(loaded, hooks)
         fingerprint = settle(loaded, weights, limits.max_model_len)
         report("cache", 0.0)
-        if whole := not self._model.causal or any(reads_whole() for reads_whole in hooks.reads_whole):
-            limits = fit_whole_sequences(limits, config)
-        limits = take_less(limits, config, self._groups.minimum, whole=whole)
-        memory = divide_memory(loaded, hooks, limits, weights)
+        memory = divide_memory(loaded, hooks, size_steps(loaded, hooks, limits), weights)
         self._open_tables(memory)
-        compute = Compute(
-            *(self._model, self._slots),
-            vocab_size=config.model.vocab_size,
-            kills=limits.kills,
-            scan=self._device.scan,
-            draw=self._device.draw,
-            stage=self._stage,
-            generates=samples(loaded.tasks),
-            hooks=hooks,
-        )
-        self._compute = self._device.quickened(compute, self._groups)
-        known = memory.cache.size.num_blocks, config.model.vocab_size, hooks
-        self._planner = StepPlanner(self._slots, *known, self._compute.begin)
+        self._open_steps(loaded, memory)
         report("cache", 1.0)
         methods = {name: each for own in hooks.methods for name, each in own().items()}
         self.call = WorkerCalls(config, self._model, target, methods)
@@ -97,37 +82,30 @@ class Runner:
         with self._inferring:
             for before in self._hooks.before:
                 before(step)
-            self._cache.follow(step)
             launched = self._run(step, following) if step.seqs else SilentStep(step.number)
         self._failed = False
         return launched
 
     def _run(self, step: StepInput, following: NextBounds) -> Launched:
-        """Plan a step, compute it, and start to fetch its output, or send what the next stage reads."""
+        """Plan a step, compute it, pool, and start to fetch its output, or send what the next stage reads."""
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
         batch = self._planner.plan(step, self._staging.open(), following)
-        outcome = self._compute(batch)
+        outcome, pooled, tells = self._compute(batch), PooledVectors(), [*batch.tells]
         if stage and not stage.last:
             stage.send_stream(outcome.hidden, batch.step, batch.sampled, outcome.landed)
             return SilentStep(step.number)
         if stage and outcome.tokens:
             stage.send_tokens(outcome.tokens.tokens)
-        launched = self._finish(batch, outcome)
+        for pool in batch.pools:
+            pool(batch, outcome, pooled)
+        for tell in self._hooks.tell:
+            tells += tell(batch)
+        launched: Launched = fetch_output(self._device, batch, outcome, pooled, tells)
         for finish in self._hooks.finish:
             launched = finish(step, launched)
         return launched if self._returns_outputs else SilentStep(step.number)
-
-    def _finish(self, batch: Batch, outcome: Outcome) -> Launched:
-        """Pool, and start to fetch the output."""
-        pooled = PooledVectors()
-        for pool in batch.pools:
-            pool(batch, outcome, pooled)
-        tells = [*batch.tells]
-        for tell in self._hooks.tell:
-            tells += tell(batch)
-        return fetch_output(self._device, batch, outcome, pooled, tells)
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -153,20 +131,39 @@ class Runner:
 
     def _open_tables(self, memory: Memory) -> None:
         """Make the tables of slots, and have features take their memory."""
-        limits, cache = memory.limits, memory.cache
+        limits, cache, shares = memory.limits, memory.cache, memory.layout.shares
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
-        shares = memory.layout.shares
         self._slots = Slots(self._device.target, *sizes, paged=self._model.causal, shares=shares)
         given = limits, self._slots, cache.size.num_blocks
         kept = [part for open_memory in self._hooks.open for part in open_memory(*given)]
         self._cache = replace(cache, parts=[*cache.parts, *kept])
         self._staging = Staging(self._device.staging_buffer, steps_behind(self._config), limits.staged_words)
 
+    def _open_steps(self, loaded: Loaded, memory: Memory) -> None:
+        """Make what plans steps and what computes them, as the device does that quickest."""
+        device, vocab_size, slots = self._device, self._config.model.vocab_size, self._slots
+        compute = Compute(
+            *(self._model, slots),
+            vocab_size=vocab_size,
+            kills=memory.limits.kills,
+            scan=device.scan,
+            draw=device.draw,
+            stage=self._stage,
+            generates=samples(loaded.tasks),
+            hooks=self._hooks,
+        )
+        self._compute = device.quickened(compute, self._groups)
+        known = self._cache.size.num_blocks, vocab_size, self._hooks, self._compute.begin
+        self._planner = StepPlanner(slots, *known, self._cache.pages)
+
     def _make_ready(self) -> None:
         """Run the first steps and do urgent work, and complete the facts with what is known then."""
         for open_store in self._hooks.open_store:
             self.store = open_store(self.facts, self._cache)
-        timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
+        timed_steps = self._config.timed_steps if self._device.target.type == "cpu" else ()
+        if not timed_steps:
+            given = self.facts, self._slots.dummy, self._hooks.warm_up
+            timed_steps = warm_up(*given, lambda step: self.launch(step).result())
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         self.facts = msgspec.structs.replace(
             self.facts,
@@ -177,10 +174,3 @@ class Runner:
         for begin in self._hooks.begin:
             begin()
         self._cache.pages.start(len(self.store or ()))  # requests may find these blocks
-
-    def _warm_up(self) -> tuple[tuple[int, float], ...]:
-        """Take the first steps -> tokens and seconds of each."""
-        steps = warm_up_steps(self.facts, self._slots.dummy)
-        for prepare in self._hooks.warm_up:
-            steps = prepare(steps)
-        return take_first_steps(steps, lambda step: self.launch(step).result(), self.facts.dtype)

@@ -73,6 +73,7 @@ class EngineClient:
         """Called when `ready` has changed."""
         self._servers, self._on_progress = servers, on_progress
         self._restarts = restarts or restart_wait is not None
+        self._shares_clock = not replicas.elsewhere  # replicas that are added are on this machine
         self._table, wait = ReplicaTable(replicas, servers), restart_wait if self._restarts else 0.0
         self._dispatcher = sender = Dispatcher(self._table, self._send, wait)
         self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
@@ -178,7 +179,7 @@ class EngineClient:
 
     def _now(self) -> float:
         """The time on the clock that all engines share, or 0 if some run on other machines."""
-        return 0.0 if self._table.layout.elsewhere else time.monotonic()
+        return time.monotonic() if self._shares_clock else 0.0
 
     def pause(self, ids: Iterable[int]) -> None:
         """Have nothing more computed for these requests until `resume`: their answers are not read."""
@@ -286,8 +287,38 @@ class EngineClient:
         return protocol.Welcome(protocol.PROTOCOL, self._servers, layout.size, layout.here)
 
     def heard(self, number: int, answer: protocol.Answer) -> None:
-        if (replica := self._table.replicas.get(number)) is not None:
-            self._receive(replica, answer)
+        replica = self._table.replicas.get(number)
+        if replica is None:
+            return
+        match answer:
+            case protocol.Outputs(outputs, stats):
+                for output in outputs:
+                    self._dispatcher.deliver(replica, output)
+                replica.stats = stats or replica.stats
+            case Stats():
+                replica.stats = answer
+            case protocol.Progress(folder=folder):
+                replica.note_progress(answer)
+                self.orders.notice()
+                if folder and replica.number in self._table.layout.local:
+                    self.folder = folder
+                    self.folder_known.set()
+                if self._on_progress is not None:
+                    self._on_progress(self.progress)
+            case protocol.Ready():
+                self._set_ready(replica, answer)
+            case AdapterState():
+                self.adapters.receive(replica, answer)
+                self.orders.notice()
+            case protocol.Returned():
+                self._dispatcher.deliver_returned(answer)
+            case protocol.Leaving():
+                replica.leaving = True
+            case protocol.Dead(reason, with_another):
+                replica.leaving |= with_another
+                self._lose(replica.number, reason, explained=replica.number in self._table.layout.local)
+            case protocol.Hello():
+                pass  # it is handled before
 
     def disconnected(self, number: int) -> None:
         if (replica := self._table.replicas.get(number)) is not None:
@@ -318,37 +349,6 @@ class EngineClient:
             self._refresh()
             # It aborted all its requests when its connection ended.
             self._dispatcher.hand_over(replica, ready)
-
-    def _receive(self, replica: Replica, answer: protocol.Answer) -> None:
-        match answer:
-            case protocol.Outputs(outputs, stats):
-                for output in outputs:
-                    self._dispatcher.deliver(replica, output)
-                replica.stats = stats or replica.stats
-            case Stats():
-                replica.stats = answer
-            case protocol.Progress(folder=folder):
-                replica.note_progress(answer)
-                self.orders.notice()
-                if folder and replica.number in self._table.layout.local:
-                    self.folder = folder
-                    self.folder_known.set()
-                if self._on_progress is not None:
-                    self._on_progress(self.progress)
-            case protocol.Ready():
-                self._set_ready(replica, answer)
-            case AdapterState():
-                self.adapters.receive(replica, answer)
-                self.orders.notice()
-            case protocol.Returned():
-                self._dispatcher.deliver_returned(answer)
-            case protocol.Leaving():
-                replica.leaving = True
-            case protocol.Dead(reason, with_another):
-                replica.leaving |= with_another
-                self._lose(replica.number, reason, explained=replica.number in self._table.layout.local)
-            case protocol.Hello():
-                pass  # it is handled before
 
     def _set_ready(self, replica: Replica, ready: protocol.Ready) -> None:
         if refusal := self._table.set_ready(replica, ready):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from operator import attrgetter
 
 from engine_core import protocol
 from engine_core.client.replica import Replica
 from engine_core.client.replica_routing import ReplicaTable
+
+_asleep = attrgetter("asleep")
 
 
 class OperatorCommands:
@@ -21,7 +24,7 @@ class OperatorCommands:
     @property
     def asleep(self) -> bool:
         """Whether an engine sleeps. Requests are refused then, whatever the others do."""
-        return any(one.asleep for one in self._table.replicas.values())
+        return any(map(_asleep, self._table.replicas.values()))
 
     def tell(self, order: protocol.Request) -> None:
         for number in list(self._table.replicas):

@@ -219,8 +219,10 @@ class ReplicaTable:
     def restarting(self) -> EndCode | Stalled | None:
         """How the last replica ended, while none works and one will be back; or that all that work stall."""
         if self.ready is not None:
-            stalled = all(one.stalled for one in self.replicas.values() if one.works)
-            return "engine_stalled" if stalled else None
+            for one in self.replicas.values():
+                if not one.stalled and one.works:
+                    return None
+            return "engine_stalled"
         if self.hopeless:
             return None
         return next((one.end_code for one in self.replicas.values() if one.end_code is not None), None)

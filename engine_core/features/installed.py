@@ -34,7 +34,8 @@ def make_scheduler(
         by_priority = config.scheduling_policy == "priority"
         features.append(AdapterTurns(config.worker.lora, by_priority=by_priority))
     takes_media, takes_sources = facts.most_embeddings > 0, bool(facts.source_kind)
-    features.append(TextAlone(takes_media=takes_media, takes_sources=takes_sources))
+    text_alone = TextAlone(takes_media=takes_media, takes_sources=takes_sources)
+    features.append(text_alone)
     if takes_sources:
         features.append(SourceBlocks(config, facts, vocab_size))
     if takes_media or facts.whole_prompts:
@@ -53,6 +54,6 @@ def make_scheduler(
         features.append(BalancedExperts())
     features += [suspects, deadlines]
     core.hooks.install(features)
-    for each in (bounds, suspects, deadlines):
+    for each in (text_alone, bounds, suspects, deadlines):
         core.hooks.rest(each)  # until a request needs it
     return core

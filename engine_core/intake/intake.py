@@ -32,7 +32,10 @@ class Intake:
         turns = scheduler.hooks.find(AdapterTurns)
         self.adapters = None if turns is None else AdapterTable(turns.held, calls.begin)
         """The adapters that requests may name, if they may name any."""
-        self._outputs: OutputsByClient = {}
+        self.outputs: OutputsByClient = {}
+        """What clients get of requests that came no further."""
+        self.has_queues = self.adapters is not None
+        """Whether requests may have to wait here: for an adapter, or for a grammar."""
         self.use(scheduler)
 
     def use(self, scheduler: Scheduler) -> None:
@@ -52,7 +55,7 @@ class Intake:
             self._compile_queue.register(poller)
 
     def heed(self) -> bool:
-        """Note what threads for grammars have told -> whether there is something to do, or to be told."""
+        """Note what threads for grammars have told -> whether `advance` may have something to do."""
         if self._compile_queue is not None:
             self._compile_queue.heed()
         return self.is_busy
@@ -66,12 +69,12 @@ class Intake:
     def is_busy(self) -> bool:
         """Whether there is something to do for requests or adapters, or to be told."""
         adapters = self.adapters is not None and self.adapters.is_busy
-        return bool(self._compile_queue or self._outputs or adapters)
+        return bool(self._compile_queue or self.outputs or adapters)
 
     @property
     def has_news(self) -> bool:
-        """Whether `advance` or `take_outputs` has something to do, compiled grammars aside."""
-        return bool(self._outputs) or (self.adapters is not None and self.adapters.has_news)
+        """Whether `advance` has something to do, compiled grammars aside."""
+        return self.adapters is not None and self.adapters.has_news
 
     @property
     def next_look(self) -> float:
@@ -81,13 +84,14 @@ class Intake:
         return min(inf if adapters is None else adapters, inf if compiled is None else compiled)
 
     def take_outputs(self) -> OutputsByClient:
-        outputs, self._outputs = self._outputs, {}
+        outputs, self.outputs = self.outputs, {}
         return outputs
 
     def spell(self, spelling: Spelling) -> None:
         """Learn how tokens are spelled, so that requests may have grammars."""
         if self._compile_queue is None:
             self._compile_queue = CompileQueue(self._ready.vocab_size, self._ready.folder)
+            self.has_queues = True
         self._compile_queue.spell(spelling)
 
     def add(self, client: int, request: AddRequest, matcher: TokenMatcher | None = None) -> None:
@@ -100,7 +104,7 @@ class Intake:
             self.answer(client, refused)
 
     def answer(self, client: int, answer: Failed | Tokens | Pooled) -> None:
-        self._outputs.setdefault(client, []).append(answer)
+        self.outputs.setdefault(client, []).append(answer)
 
     def _compile(self, client: int, request: AddRequest, grammar: Grammar) -> Failed | None:
         """Have the grammar of a request compiled, after which it goes on its way."""
@@ -167,7 +171,7 @@ class Intake:
         else:
             answer = self._scheduler.hooks.get(AnswerBounds).add(client, request, now, matcher)
         if answer is not None:
-            self._outputs.setdefault(client, []).append(answer)
+            self.outputs.setdefault(client, []).append(answer)
         if paused:
             self._scheduler.paused.pause([(client, request.id)])
 

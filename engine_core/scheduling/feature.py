@@ -3,15 +3,16 @@
 A feature is an optional capability: a class in a folder of `engine_core/features/` that overrides the hooks
 it needs. `engine_core/features/installed.py` chooses those that a model with its options has, in the order in
 which they are called. The core keeps, for each hook, those that override it, so a feature that is not there
-costs no call, nor, in a step, one that rests. A feature knows the core, and no other feature; what it has to
-know of a sequence, it keeps.
+costs no call, nor does one that rests, until a request asks for it. A feature knows the core, and no other
+feature; what it has to know of a sequence, it keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from engine_core.engine_stats import Stats
 from engine_core.protocol import AddRequest, Failed, Finish, OutputsByClient, Tokens
@@ -23,6 +24,10 @@ from worker.worker_facts import WorkerFacts
 
 class Feature:
     """The base of features. Each hook does nothing unless a feature overrides it."""
+
+    asked_by: ClassVar[tuple[str, ...]] = ()
+    """The fields of `Add`, of which a request gives one if it asks for the feature. One that rests hears of
+    no other requests; one without such fields hears of all."""
 
     # A request comes, and ends.
 
@@ -188,6 +193,16 @@ class Taken(NamedTuple):
     refusal: str
 
 
+class Arrival(NamedTuple):
+    """The hooks that are called when a request comes."""
+
+    facts_of: tuple[Callable[[Add, WorkerFacts], WorkerFacts], ...]
+    refuse: tuple[Callable[[Add], str | None], ...]
+    lacks_room: tuple[Callable[[Add], str | None], ...]
+    enter: tuple[Callable[[Sequence], None], ...]
+    forecast: tuple[Callable[[Sequence, float], Failed | None], ...]
+
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Feature)
@@ -199,16 +214,14 @@ class Hooks:
     def __init__(self) -> None:
         self._resting: set[Feature] = set()
         """Features with nothing to do, of which hooks of each step are not called."""
+        self._arrivals: dict[tuple[bool, ...], Arrival] = {}
+        """The hooks for a new request, by what it asks for."""
         self.install(())
 
     def install(self, features: Iterable[Feature]) -> None:
         self.features = tuple(features)
-        self.facts_of = self._overriding(Feature.facts_of)
-        self.refuse = self._overriding(Feature.refuse)
-        self.lacks_room = self._overriding(Feature.lacks_room)
-        self.enter = self._overriding(Feature.enter)
-        self.forecast = self._overriding(Feature.forecast)
-        self.leave = self._overriding(Feature.leave)
+        names = [name for each in self.features for name in each.asked_by]
+        self._asked = attrgetter("grammar", "alone", *names)  # of two names at least: it returns a tuple then
         self.may_pause = self._overriding(Feature.may_pause)
         self.waits_for_landing = self._overriding(Feature.waits_for_landing)
         self.choose = self._overriding(Feature.choose)
@@ -236,7 +249,9 @@ class Hooks:
         self._install_each()
 
     def _install_each(self) -> None:
-        """Install what is called in each step, or each time the engine looks whether there is one."""
+        """Install what features are called for only while they have something to do."""
+        self._arrivals.clear()
+        self.leave = self._awake(Feature.leave)
         self.may_begin = self._awake(Feature.may_begin)
         self.finish = self._awake(Feature.finish)
         self.land_step = self._awake(Feature.land_step)
@@ -244,6 +259,28 @@ class Hooks:
         self.next_time = self._awake(Feature.next_time)
         self.waits = self._awake(Feature.waits)
         self.work_beside = self._awake(Feature.work_beside)
+
+    def at_arrival(self, request: Add) -> Arrival:
+        """Find the hooks for a new request: of features that rest, only those for which it asks."""
+        asked = tuple(map(bool, self._asked(request)))
+        found = self._arrivals.get(asked)
+        if found is None:
+            found = self._arrivals[asked] = self._arrival(request)
+        return found
+
+    def _arrival(self, request: Add) -> Arrival:
+        hear: list[Feature] = []
+        for each in self.features:
+            rests = each.asked_by and each in self._resting
+            if not rests or any(getattr(request, name) for name in each.asked_by):
+                hear.append(each)
+        return Arrival(
+            _of(hear, Feature.facts_of),
+            _of(hear, Feature.refuse),
+            _of(hear, Feature.lacks_room),
+            _of(hear, Feature.enter),
+            _of(hear, Feature.forecast),
+        )
 
     def rest(self, feature: Feature) -> None:
         """Call no hooks of each step of a feature that has nothing to do, until it wakes."""

@@ -131,11 +131,12 @@ class FirstTokenForecast:
     ) -> float:
         """Tell when the prompts of a class are computed, in a `least` number of steps, each of which takes
         `every` beside them."""
-        busy = {each for each in WorkClass if prompts[each] > _NOTHING} | {work_class}
-        share = WEIGHTS[work_class] / sum(WEIGHTS[each] for each in busy)
-        ahead, total = prompts[work_class], sum(prompts)
+        ahead, total, others = prompts[work_class], sum(prompts), 0
+        for each, waiting in enumerate(prompts):
+            if each != work_class and waiting > _NOTHING:
+                others += WEIGHTS[each]
         # While others wait as well, this class gets its share; what they leave of it, it gets too.
-        ahead += min(total - ahead, ahead * (1 / share - 1))
+        ahead += min(total - ahead, ahead * others / WEIGHTS[work_class])
         newcomers = prompts[WorkClass.FIRST_TOKEN] / max(total, _NOTHING)
         seconds = steps = 0.0
         while not steps or ahead > _NOTHING:

@@ -68,8 +68,14 @@ class StepBuilder:
     """Collects the rows of one step under its budgets."""
 
     def __init__(
-        self, config: EngineConfig, facts: WorkerFacts, step_time: StepTime, hooks: StepHooks
+        self,
+        config: EngineConfig,
+        facts: WorkerFacts,
+        step_time: StepTime,
+        hooks: StepHooks,
+        may_split: bool,
     ) -> None:
+        """`may_split`: whether only a chunk of a prompt may be computed."""
         for begin_step in hooks.begin_step:
             begin_step()
         self._hooks = hooks
@@ -81,8 +87,7 @@ class StepBuilder:
         self._facts = facts
         self._step_time = step_time
         self._longest = config.long_prefill_token_threshold
-        self.may_split = config.enable_chunked_prefill and facts.cuts_prompts
-        """Whether only a chunk of a prompt may be computed."""
+        self.may_split = may_split
         self._has_prefill = False  # a row has several tokens
         self.binds = False
         """Whether `StepBounds` have to follow the step."""

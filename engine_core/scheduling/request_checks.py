@@ -6,7 +6,8 @@ ids lie in the vocabulary, the model has the task, and the sequence fits into th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from itertools import chain
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import AddRequest
@@ -94,23 +95,24 @@ def _bad_pooling(params: Pooling, facts: WorkerFacts) -> str | None:
 def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str | None:
     if "generate" not in facts.tasks and "transcription" not in facts.tasks:
         return f"this model does not generate; its tasks are {', '.join(facts.tasks)}"
-    for name, ids in _named_ids(params):
-        if not all_within(ids, vocab_size):
+    for name, ids in _named_ids(params).items():
+        if ids and not all_within(ids, vocab_size):
             return f"{name} has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
 
-def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
-    yield "stop_token_ids", params.stop_token_ids
-    yield "allowed_token_ids", params.allowed_token_ids
-    yield "logit_bias", params.logit_bias
-    yield "told", params.told
-    yield "suppressed", params.suppressed
-    yield "suppressed_first", params.suppressed_first
-    if (rules := params.timestamps) is not None:
-        yield "timestamps", (rules.first, rules.end, rules.none)
-    for words in params.bad_words:
-        yield "bad_words", words
+def _named_ids(params: Sampling) -> dict[str, Collection[int]]:
+    rules = params.timestamps
+    return {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "logit_bias": params.logit_bias,
+        "told": params.told,
+        "suppressed": params.suppressed,
+        "suppressed_first": params.suppressed_first,
+        "timestamps": () if rules is None else (rules.first, rules.end, rules.none),
+        "bad_words": [*chain(*params.bad_words)],
+    }
 
 
 def all_within(ids: Collection[int], vocab_size: int) -> bool:

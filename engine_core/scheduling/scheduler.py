@@ -74,6 +74,8 @@ class Scheduler:
         by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
         self._decodes_ahead = by_default and facts.device == "cpu"
         """Whether steps are planned ahead only while some sequence decodes."""
+        self._may_split = config.enable_chunked_prefill and facts.cuts_prompts
+        """Whether a step may compute a chunk of a prompt, and not all of it."""
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, self.hooks, caches=self.caches)
@@ -95,12 +97,12 @@ class Scheduler:
         """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
         if refused := self.refusal(client, request):
             return refused
-        key, facts = (client, request.id), self._facts
+        key, facts, hooks = (client, request.id), self._facts, self.hooks.at_arrival(request)
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
         seq = Sequence(key, request, place, limit, owner, Record(arrived))
-        for enter in self.hooks.enter:
+        for enter in hooks.enter:
             enter(seq)
         self.live[key] = seq
         self.pace.step_bound.background += seq.work_class is WorkClass.BACKGROUND
@@ -110,7 +112,7 @@ class Scheduler:
             self.pace.begin_decoding(seq)
         else:
             seq.record.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
-        for forecast in self.hooks.forecast:
+        for forecast in hooks.forecast:
             if failed := forecast(seq, now):
                 self.end(seq)
                 return failed
@@ -122,19 +124,23 @@ class Scheduler:
         """Why a request cannot be taken in; so many others wait elsewhere."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        facts = self._facts
-        for facts_of in self.hooks.facts_of:
+        facts, hooks = self._facts, self.hooks.at_arrival(request)
+        for facts_of in hooks.facts_of:
             facts = facts_of(request, facts)
-        reasons = [refuse(request) for refuse in self.hooks.refuse]
-        if reason := next(filter(None, [refusal(request, facts, self._vocab_size), *reasons]), None):
+        reason = refusal(request, facts, self._vocab_size)
+        for refuse in hooks.refuse:
+            reason = reason or refuse(request)
+        if reason:
             return Failed(id=request.id, code=400, message=reason)
         if request.prompt_len:  # it has begun
             return None
         queued = self.waiting.count + elsewhere - len(self.cache.free_slots)
-        most, clauses = self._config.max_num_queued_reqs, [lacks(request) for lacks in self.hooks.lacks_room]
-        if most is not None and queued >= most:
-            clauses.append(f"{queued} requests wait already")
-        if clause := next(filter(None, clauses), None):
+        most, clause = self._config.max_num_queued_reqs, None
+        for lacks_room in hooks.lacks_room:
+            clause = clause or lacks_room(request)
+        if not clause and most is not None and queued >= most:
+            clause = f"{queued} requests wait already"
+        if clause:
             return Failed(request.id, 503, f"{clause}: try again later")
         return None
 
@@ -172,7 +178,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
-        step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks)
+        step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks, self._may_split)
         for may_begin in self.hooks.may_begin:
             if not may_begin(now):
                 return None
@@ -200,7 +206,7 @@ class Scheduler:
         while True:
             for seq in list(group):
                 if seq.place is Place.RUNNING:
-                    self._continue(seq, step)
+                    self._continue(seq, seq.gap, step)
                 elif not step.full and (prefix := self.cache.match(seq)) is not None:
                     self._admit(seq, prefix, step, now)
             others = [seq for seq in self.running if seq not in group]
@@ -215,27 +221,28 @@ class Scheduler:
         held_back = self.preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
-        prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
+        prefills: dict[WorkClass, list[Sequence]] = {}
         for seq in runnable:
             if seq is not held_back and (gap := seq.gap):
                 first = gap == 1 and seq.work_class != WorkClass.BACKGROUND
-                (decodes if first else prefills[seq.work_class]).append(seq)
+                (decodes if first else prefills.setdefault(seq.work_class, [])).append(seq)
         if self._concurrent > 1 and len(self.owners.active) > 1:
             decodes.sort(key=keeping_place)  # a step of some of them has one that gets the memory it needs
         for seq in decodes[: -(-len(self.running) // self._concurrent)]:
             if step.budget and seq.place is Place.RUNNING:
-                self._continue(seq, step)
+                self._continue(seq, 1, step)
         self.pace.bound(step)
-        self._fill(step, prefills, now)
+        self.cache_full = False
+        if prefills or self.waiting.count or self._shares.active:
+            self._fill(step, prefills, now)
         for complete in self.hooks.complete:
             complete(step)
 
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
-        self.cache_full = False
         most_running, most = -(-len(self.running) // self._concurrent), -(-len(self.live) // self._concurrent)
         waiting = self.waiting.classes() if self.waiting.count else set[WorkClass]()
-        classes = waiting | {each for each, running in prefills.items() if running}
+        classes = waiting.union(prefills)
         self._shares.begin_step(classes)
         if len(self.owners.active) > 1:
             for running in prefills.values():
@@ -244,14 +251,14 @@ class Scheduler:
             promoted = self.waiting.next_promoted if waiting and len(step.rows) < most else None
             turn = self._shares.whose_turn(classes) if promoted is None else promoted.work_class
             first = self.waiting.first(turn) if turn in waiting and len(step.rows) < most else None
-            running = prefills[turn]
+            running = prefills.get(turn, ())
             ahead = first is not None and (
                 first is promoted or not running or comes_before(first, running[0])
             )
             if running and not ahead:
-                seq = running.pop(0)
+                seq = prefills[turn].pop(0)
                 if len(step.rows) < most_running and seq.place is Place.RUNNING:
-                    cost = self._continue(seq, step)
+                    cost = self._continue(seq, seq.gap, step)
                     self._shares.charge(turn, cost)
                     if not cost and seq.computed < seq.free_from:
                         waiting = set()  # nor must they take the room in steps that its next item waits for
@@ -275,9 +282,8 @@ class Scheduler:
         running = [seq for seq in self.running if not seq.paused] if self.paused else self.running
         return running if self._concurrent == 1 else [seq for seq in running if not seq.pending]
 
-    def _continue(self, seq: Sequence, step: StepBuilder) -> float:
-        """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
-        gap = seq.gap
+    def _continue(self, seq: Sequence, gap: int, step: StepBuilder) -> float:
+        """Add a row for a running sequence with this gap, if it fits; returns the seconds that it takes."""
         count = step.chunk(seq, gap, seq.computed, alone=len(self.running) == 1)
         fits = count and (not step.pooled or step.can_pool(seq, ends=count == gap))
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import exp, log, sqrt
-from operator import mul
+from operator import mul, sub
 
 STEP, TOKEN, READ, ROW, ENCODED = _TERMS = range(5)
 """The terms of the line: the step itself, new tokens, cached positions that they attend to, rows that are
@@ -110,7 +110,7 @@ class StepTime:
         expected = sum(map(mul, self._seconds, work))
         if expected <= 0 or seconds <= 0:
             return
-        error, most = abs(log(seconds / expected)), self._most_error
+        error, most = abs(log(seconds / expected)), _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
         self._usual_error += _ERROR_RATE * (min(error, most) - self._usual_error)
         self._landed += 1
         self._latest.append((work, seconds, 1.0))
@@ -120,25 +120,26 @@ class StepTime:
         if len(self._last) > _MOST_SIZES:
             del self._last[next(iter(self._last))]
         if self._landed <= _EVERY or self._landed % _EVERY == 0 or error > most:
-            self._fit()
+            self._fit(exp(_USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)))
         if fills:
             self._learn_margin(seconds / expected)
 
-    @property
-    def _most_error(self) -> float:
-        """The error of a step (of a logarithm) that counts at most."""
-        return _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
+    def _fit(self, most: float) -> None:
+        """Set the whole line, and then each term while the others stay, to what fits best.
 
-    def _fit(self) -> None:
-        """Set the whole line, and then each term while the others stay, to what fits best."""
-        line, most, errors = list(self._seconds), exp(self._most_error), list[list[float]]()
+        A step counts as if it had taken `most` times as long as expected, or a `most`-th, at most.
+        """
+        line, errors = list(self._seconds), list[list[float]]()
         for work, seconds, weight in (*self._latest, *self._last.values()):
             expected = sum(map(mul, line, work))
             scale = weight / expected
             counted = min(most, max(1 / most, seconds / expected))
             errors.append([*map(scale.__mul__, work), counted * weight])
-        columns = list(zip(*errors, strict=True))
-        products = [[float(sum(map(mul, one, other))) for other in columns] for one in columns[:-1]]
+        columns, products = list(zip(*errors, strict=True)), list[list[float]]()
+        for one in columns[:-1]:
+            products.append([])
+            for other in columns:
+                products[-1].append(float(sum(map(mul, one, other))))
         for term, seconds in enumerate(line):
             products[term][term] += (_OF_LINE / seconds) ** 2
             products[term][-1] += _OF_LINE**2 / seconds
@@ -163,7 +164,7 @@ def _solved(equations: list[list[float]]) -> list[float]:
         for other, row in enumerate(rows):
             if other != at:
                 factor = row[at] / pivot[at]
-                rows[other] = [mine - factor * its for mine, its in zip(row, pivot, strict=True)]
+                rows[other] = [*map(sub, row, map(factor.__mul__, pivot))]
     return [row[-1] / row[at] for at, row in enumerate(rows)]
 
 

@@ -46,15 +46,14 @@ class LocalLink:
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do or to tell."""
-        return self.engine.busy or self._handler.has_orders
+        return self.engine.busy or bool(self._handler.sleep_orders)
 
     def step(self) -> None:
         """Run one step of the engine, wait for it, and tell what comes of it."""
         if outputs := self.engine.step().get(_CLIENT):
             self._tell(protocol.Outputs(outputs=outputs))
         self._handler.tell()
-        if self._handler.has_orders:
-            self._handler.obey()
+        self._handler.obey()
 
     def _tell(self, answer: protocol.Answer) -> None:
         if self._listener is not None:

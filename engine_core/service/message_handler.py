@@ -32,13 +32,8 @@ class MessageHandler:
         """`send` sends an answer to the server of a number, and `send_all` to all of them; `drain` has the
         engine end within some seconds."""
         self._engine, self._send, self._send_all, self._drain = engine, send, send_all, drain
-        self._sleep_orders: deque[protocol.Sleep] = deque()
-        """Orders to sleep or to wake that have not been obeyed yet."""
-
-    @property
-    def has_orders(self) -> bool:
-        """Whether an order to sleep or to wake waits until nothing runs."""
-        return bool(self._sleep_orders)
+        self.sleep_orders: deque[protocol.Sleep] = deque()
+        """Orders to sleep or to wake, which wait until nothing runs."""
 
     def greeting(self) -> Iterator[protocol.Answer]:
         """What a server is told that has just connected."""
@@ -74,7 +69,7 @@ class MessageHandler:
             case protocol.ResetPrefixCache():
                 engine.reset_prefix_cache()
             case protocol.Sleep(level, abort):
-                self._sleep_orders.append(request)
+                self.sleep_orders.append(request)
                 if level:
                     engine.refusal = SENTENCES["asleep"], "asleep"
                 if abort:
@@ -95,16 +90,17 @@ class MessageHandler:
 
     def tell(self) -> None:
         """Send what has come of calls of workers and of adapters since the last time."""
-        for client, returned in self._engine.calls.take():
-            self._send(client, returned)
+        if self._engine.calls.under_way:
+            for client, returned in self._engine.calls.take():
+                self._send(client, returned)
         if (adapters := self._engine.intake.adapters) is not None:
             for state in adapters.take_states():
                 self._send_all(state)
 
     def obey(self) -> None:
         """Sleep and wake as was ordered, once nothing runs."""
-        while self._sleep_orders and not self._engine.busy:
-            self._obey(self._sleep_orders.popleft())
+        while self.sleep_orders and not self._engine.busy:
+            self._obey(self.sleep_orders.popleft())
 
     def _obey(self, order: protocol.Sleep) -> None:
         """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ _LINGER_MS = 300
 _HEARTBEAT_MS, _TIMEOUT_MS = 2_000, 8_000  # over a network, where a machine that vanishes closes nothing
 
 _encoder = msgspec.msgpack.Encoder()
+_buffer = attrgetter("buffer")
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -69,7 +71,7 @@ class Inbox(Generic[T]):
                 frames = self.sock.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            parts = [frame.buffer for frame in frames]
+            parts = [*map(_buffer, frames)]
             try:
                 message = self._decoder.decode(parts[self._head], parts[self._head + 1 :])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError) as error:

@@ -6,7 +6,7 @@ only those rows are loaded that are needed, and for vectors none is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, ClassVar
@@ -197,14 +197,14 @@ class _ForTokenClassification(_ForClassification):
 class _WithPooler(_WithTokenLogits):
     """A model that generates and pools: to vectors, and to labels if they are tokens of the vocabulary."""
 
+    logits: Callable[[Tensor], Tensor]
+
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__(setup)
+        self.logits = self.base.logits
         self.labels = list(setup.pooling.classifier_tokens)
         classifier = self._label_logits if self.labels else None
         self.pooler = generating_pooler(setup, classifier, self.default_mode)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.base.logits(hidden)
 
     def _label_logits(self, rows: Tensor) -> Tensor:
         return self.token_logits(rows)[:, self.labels]

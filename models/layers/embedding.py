@@ -209,7 +209,8 @@ class LMHead(nn.Module):
         rows = self.adapted
         added: dict[str, Any] = {} if rows is None else {"added": ops.lora(hidden, self.adapters, rows)}
         mine = ops.linear(hidden, self.weight, wide=True, **added)  # [R, rows of the share]
-        logits = self.parallel.all_gather(mine)[:, : self.span.size]
+        logits = mine if self.parallel.size == 1 else self.parallel.all_gather(mine)
+        logits = logits[:, : self.span.size]
         return logits if self.bias is None else logits + self.bias
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from worker.host.progress_page import ProgressWriter
+from worker.host.progress_page import WORKING, ProgressWriter
 from worker.host.threads import CoreWaits, stack_of
 
 IDLE_SECONDS, BUSY_SECONDS = 1.0, 0.25
@@ -73,7 +73,7 @@ class LoopWatch:
         number, due = self._turn
         now = time.monotonic()
         self._observe_lag(max(0.0, now - due))
-        self._writer.working(number + 1, 0, now, 0.0)
+        self._writer.write(WORKING, number + 1, 0, now, 0.0)
         seconds = BUSY_SECONDS if self._is_busy() else IDLE_SECONDS
         seconds = CLOSE_TURN_SECONDS if self._closely else seconds
         if self._closely:

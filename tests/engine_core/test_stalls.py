@@ -90,9 +90,9 @@ async def test_a_stall_is_told_and_its_end(
     kept: Kept, told: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        kept.writer.working(1, 20, 5.0, 0.0)
+        kept.writer.write(WORKING, 1, 20, 5.0, 0.0)
         await soon(told, [True])
-        kept.writer.working(2, 20, 6.0, 0.0)
+        kept.writer.write(WORKING, 2, 20, 6.0, 0.0)
         await soon(told, [True, False])
         kept.writer.idle()
     assert f"process {os.getpid()} computes step 1, of 20 tokens" in caplog.text
@@ -104,7 +104,7 @@ async def test_whoever_hangs_for_long_is_killed_and_another_one_begins_anew(
     kept: Kept, told: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalls, "KILL_SECONDS", 0.1)
-    kept.writer.working(1, 20, 5.0, 0.0)
+    kept.writer.write(WORKING, 1, 20, 5.0, 0.0)
     first = kept.fake
     await asyncio.wait_for(first.killed.wait(), 60)
     assert first.killed_because == "it made no progress and was killed"
@@ -117,7 +117,7 @@ async def test_whoever_hangs_for_long_is_killed_and_another_one_begins_anew(
 
 
 async def test_one_that_has_ended_while_it_worked_is_not_blamed(kept: Kept, told: list[bool]) -> None:
-    kept.writer.working(1, 20, 5.0, 0.0)
+    kept.writer.write(WORKING, 1, 20, 5.0, 0.0)
     kept.fake.exit_code = 1
     await asyncio.sleep(0.2)
     assert told == [] and not kept.fake.killed.is_set()

@@ -25,7 +25,6 @@ from worker.config import Place, WorkerConfig
 from worker.devices.base import Device
 from worker.host.memory import Pages
 from worker.options import WorkerOptions
-from worker.protocol import StepInput
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
 from worker.tasks import samples
@@ -55,12 +54,6 @@ class Cache:
     pages: Pages = field(default_factory=Pages)
     parts: Sequence[Tensor] = ()
     """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and what features keep."""
-
-    def follow(self, step: StepInput) -> None:
-        """Have pages made ahead of the blocks that a step writes."""
-        for seq in step.seqs:
-            if seq.blocks:
-                self.pages.follow(seq.blocks)
 
     def make_pages(self, blocks: int) -> None:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""

@@ -90,17 +90,15 @@ class ProgressWriter:
 
     def starting(self, number: int) -> None:
         """Note that the start goes on; `number` is another one each time."""
-        self._write(STARTING, number)
+        self.write(STARTING, number)
 
     def idle(self) -> None:
-        self._write(IDLE)
+        self.write(IDLE)
 
-    def working(self, number: int, tokens: int, since: float, usual: float) -> None:
-        self._write(WORKING, number, tokens, since, usual)
-
-    def _write(
+    def write(
         self, state: int, number: int = 0, tokens: int = 0, since: float = 0.0, usual: float = 0.0
     ) -> None:
+        """Write the fields of an `Entry`."""
         # Not packed in place: that clears the entry first, and a process stopped there would seem to start.
         entry = _ENTRY.pack(self._pid, state, number, tokens, since, usual)
         self._memory[self._offset : self._offset + _ENTRY.size] = entry
@@ -146,7 +144,7 @@ class StepProgress:
 
     def _show(self, number: int, tokens: int = 0, usual: float = 0.0) -> None:
         self.since = time.monotonic()
-        self._writer.working(number, tokens, self.since, usual)
+        self._writer.write(WORKING, number, tokens, self.since, usual)
 
 
 def _made(path: Path) -> mmap.mmap:

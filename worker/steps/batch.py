@@ -54,15 +54,10 @@ class Batch:
     prompt_logprobs: Sequence[PromptLogprobPlan]
     following: NextBounds
     """The function that waits for what is told of the step later."""
-    writes: Sequence[Write] = ()
+    lay_out: Callable[[], StepTokens]
+    """The function that writes the tables and lays the tokens out, on the device. It is called once."""
     pools: Sequence[Pool] = ()
     tells: Sequence[Tell] = ()
-
-    def lay_out(self) -> StepTokens:
-        """Write the tables and lay the tokens out, on the device. It is called once."""
-        for write in self.writes:
-            write()
-        return self.staged.lay_out()
 
 
 @dataclass(frozen=True, slots=True)

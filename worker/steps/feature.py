@@ -134,14 +134,20 @@ class Feature:
         """Note a sequence that has got a slot."""
 
     def add_rows(self, step: StepInput) -> AddedRows | None:
-        """Give a step the rows that it asks for; None: it asks for none. Raise ValueError if for too many."""
+        """Give a step the rows that it asks for; None: it asks for none. Raise ValueError if for too many.
+
+        It is called for steps with rows that have guesses, or for which some are to be made.
+        """
 
     def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         """Tell what a step, given as the engine sent it, reads beside tokens because of the feature."""
         return ()
 
     def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
-        """Send what the feature pools with behind the model, and return the function that does."""
+        """Send what the feature pools with behind the model, and return the function that does.
+
+        It is called for steps that complete texts to be pooled (`Columns.pooling`).
+        """
         return ()
 
     # A step is computed.

@@ -8,18 +8,20 @@ reads, let the device begin the packet, add tables and the options of rows that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from worker.host.memory import Pages
 from worker.protocol import SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
 from worker.sampling.token_bounds import NextBounds, nothing_follows
 from worker.steps.batch import Batch, Begin, Pool, Staged, Tell, Write
 from worker.steps.feature import Hooks
-from worker.tables.positions import Columns
+from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
@@ -33,6 +35,8 @@ class StepPlanner:
     vocab_size: int
     hooks: Hooks
     begin: Begin
+    pages: Pages = field(default_factory=Pages)
+    """The pages of the memory of cache blocks, which are made ahead of the blocks that steps write."""
 
     def plan(self, asked: StepInput, packet: Packet, following: NextBounds = nothing_follows) -> Batch:
         """Note the step's new sequences and blocks, and send what the device must know of it."""
@@ -42,9 +46,11 @@ class StepPlanner:
             texts.append((new.slot, 0, new.tokens))
             for admit in self.hooks.admit:
                 admit(new)
-        grown = self._check(asked)
+        grown, asks_for_rows = self._check(asked)
+        for row in grown:
+            self.pages.follow(row.blocks)
         step, tells = asked, list[Tell]()
-        for add_rows in self.hooks.add_rows:
+        for add_rows in self.hooks.add_rows if asks_for_rows else ():
             if added := add_rows(step):
                 step = added.step
                 texts += added.texts
@@ -57,22 +63,24 @@ class StepPlanner:
         writes = () if staged.brings_blocks else self._stage_tables(texts, grown, staged, packet)
         sampled = staged.sampled or self._plan_samples(step.seqs, columns, packet)
         pools = list[Pool]()
-        for plan_pools in self.hooks.plan_pools:
+        for plan_pools in self.hooks.plan_pools if columns.pooling else ():
             pools += plan_pools(columns, packet)
         packet.send()  # from here on, the tensors made above hold their values
         tables = self._prompt_logprobs(columns) if self.slots.prompt_logprobs else ()
-        return Batch(step, asked, staged, sampled, tables, following, writes, pools, tells)
+        lay_out = partial(_lay_out, writes, staged) if writes else staged.lay_out
+        return Batch(step, asked, staged, sampled, tables, following, lay_out, pools, tells)
 
-    def _check(self, step: StepInput) -> list[SeqStep]:
-        """Return the rows with new blocks.
+    def _check(self, step: StepInput) -> tuple[list[SeqStep], bool]:
+        """Return the rows with new blocks, and whether some ask for more positions than they compute.
 
         Refuse a step that contradicts the tables, before it writes into other sequences.
         """
-        slots, grown = self.slots, list[SeqStep]()
+        slots, grown, more = self.slots, list[SeqStep](), 0
         if not step.seqs:
             raise ValueError(f"step {step.number} has no rows")
         for seq in step.seqs:
             start, end = seq.start, seq.start + seq.count + len(seq.guesses) + seq.proposes
+            more += end - start - seq.count
             held = slots.blocks[seq.slot] + len(seq.blocks) // slots.groups
             has_room = end <= held * slots.block_size if slots.paged else start == 0
             if not (
@@ -90,7 +98,7 @@ class StepPlanner:
                     raise ValueError(
                         f"step {step.number} names a cache block beyond the {self.num_blocks} there are"
                     )
-        return grown
+        return grown, more > 0
 
     def _stage_tables(
         self, texts: list[_Text], grown: list[SeqStep], staged: Staged, packet: Packet
@@ -163,6 +171,12 @@ class StepPlanner:
 
 _Text = tuple[int, int, Sequence[int]]
 """The type of tokens that a step brings: their slot, the position of the first, and the tokens."""
+
+
+def _lay_out(writes: Sequence[Write], staged: Staged) -> StepTokens:
+    for write in writes:
+        write()
+    return staged.lay_out()
 
 
 def _write_tables(

@@ -10,9 +10,12 @@ from msgspec.structs import replace
 
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput, Task
 from worker.tasks import samples
-from worker.worker_facts import WorkerFacts
+from worker.worker_facts import TimedSteps, WorkerFacts
 
 TOKENS = 16
+
+Complete = Callable[[list[StepInput]], list[StepInput]]
+"""The type of a function that completes the first steps."""
 
 
 def warm_up_steps(facts: WorkerFacts, slot: int) -> list[StepInput]:
@@ -46,9 +49,19 @@ def _first_step(
     return StepInput(number=0, new=[new], seqs=[seq])
 
 
+def warm_up(
+    facts: WorkerFacts, slot: int, complete: Sequence[Complete], take: Callable[[StepInput], StepOutput]
+) -> TimedSteps:
+    """Take the first steps, which features complete -> tokens and seconds of each."""
+    steps = warm_up_steps(facts, slot)
+    for each in complete:
+        steps = each(steps)
+    return take_first_steps(steps, take, facts.dtype)
+
+
 def take_first_steps(
     steps: Sequence[StepInput], take: Callable[[StepInput], StepOutput], dtype: str
-) -> tuple[tuple[int, float], ...]:
+) -> TimedSteps:
     """Take steps -> tokens and seconds of each. Raises ValueError if results are not finite."""
     timed: list[tuple[int, float]] = []
     for step in steps:

@@ -21,6 +21,8 @@ _NEVER = float("inf")
 
 
 class Deadlines(Feature):
+    asked_by = "wait", "budget"
+
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._times: list[tuple[float, int, Sequence]] = []

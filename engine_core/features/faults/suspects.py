@@ -28,6 +28,8 @@ to the next step with others: the message must have left this process, which may
 class Suspects(Feature):
     """Keeps groups of sequences of which one runs at a time, while there are any."""
 
+    asked_by = ("alone",)
+
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._groups: deque[list[Sequence]] = deque()

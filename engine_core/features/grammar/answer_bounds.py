@@ -26,6 +26,8 @@ _LOOK_AGAIN = 0.1
 
 
 class AnswerBounds(Feature):
+    asked_by = "grammar", "thinking"
+
     def __init__(self, core: Scheduler, vocab_size: int, ahead: int) -> None:
         """`ahead`: the most tokens of an answer that are not known yet when a step is planned."""
         self._core, self._vocab_size, self._ahead = core, vocab_size, ahead
@@ -42,10 +44,13 @@ class AnswerBounds(Feature):
     ) -> Admitted | Failed | None:
         """Add a request to the core whose answer a matcher follows."""
         self._coming = matcher
+        self._core.hooks.wake(self)  # though only the matcher may tell that it follows the answer
         try:
             return self._core.add(client, request, now)
         finally:
             self._coming = None
+            if not self.matchers:
+                self._core.hooks.rest(self)
 
     def refuse(self, add: AddRequest) -> str | None:
         if isinstance(add.params, Pooling) and (add.grammar is not None or add.thinking is not None):

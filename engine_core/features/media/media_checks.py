@@ -19,6 +19,8 @@ _MOST_TIME = 1 << 24
 class TextAlone(Feature):
     """Refuses media and sources for a model that does not read them."""
 
+    asked_by = "media", "source"
+
     def __init__(self, *, takes_media: bool, takes_sources: bool) -> None:
         self._takes_media, self._takes_sources = takes_media, takes_sources
 

@@ -80,7 +80,10 @@ class Lookup:
             self._at += 1
             if self.strength < STRONGEST:
                 self.strength += 1
-            self._expect()
+            if self._in_answer:
+                self._expect()
+            else:
+                self.expected = tokens[self._at]
             if self.expected >= 0:
                 return
         self.expected = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import log
 from operator import itemgetter
 
@@ -73,6 +74,7 @@ class Speculator:
         """`forced`: what finds the next tokens, of a sequence that is followed, instead of which no others
         may come."""
         self._options, self._forced = options, forced
+        self._most_for = lru_cache(maxsize=1024)(options.most_for)
         self._longest = options.suffix_depth if options.method == "suffix" else options.most_match
         self._answers: EndedAnswers | None = None
         self._least_chance, self._factor = _LEAST_CHANCE, float(options.most)
@@ -108,7 +110,7 @@ class Speculator:
             most = min(most, asked)
         if most <= 0:
             return
-        salt = number_of(seq.request.salt, seq.request.adapter)
+        salt = 0 if self._answers is None else number_of(seq.request.salt, seq.request.adapter)
         lookup = Lookup(seq.tokens, seq.left, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
         self._guessed[seq] = guessed = _Guessed(lookup, most)
@@ -157,9 +159,10 @@ class Speculator:
 
     def pays(self, seqs: Collection[Sequence]) -> bool:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
-        if not self._options.most_for(len(seqs)):
+        if not self._most_for(len(seqs)):
             return False
-        self._weigh(seqs)
+        if self._moved:
+            self._weigh(seqs)
         if self._gain <= _WORTH:
             return False
         lost = self._lost + _LOST_EACH * len(seqs)
@@ -168,14 +171,18 @@ class Speculator:
 
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """The guesses for the next step, which has a single token of each of these sequences."""
-        if not self._ready or not self._options.most_for(len(seqs)):
+        if not self._ready or not self._most_for(len(seqs)):
             return {}
-        self._weigh(seqs)
+        if self._moved:
+            self._weigh(seqs)
         choice = self._chosen
         if self._chosen_for != list(seqs) or sum(choice.counts.values()) > most_rows - len(seqs):
             choice = self._choose(seqs, most_rows)
-        drafts = {seq: self._draft(self._guessed[seq], count) for seq, count in choice.counts.items()}
-        return {seq: draft for seq, draft in drafts.items() if draft}
+        drafts: dict[Sequence, list[int]] = {}
+        for seq, count in choice.counts.items():
+            if draft := self._draft(self._guessed[seq], count):
+                drafts[seq] = draft
+        return drafts
 
     def _draft(self, guessed: _Guessed, count: int) -> list[int]:
         """The tokens that must come, and what is guessed to follow them."""
@@ -189,13 +196,12 @@ class Speculator:
         self._counts.add(guessed, held)
 
     def _weigh(self, seqs: Collection[Sequence]) -> None:
-        """Choose anew if anything has changed, and let what that gains count for the steps to come."""
-        if self._moved:
-            self._moved = False
-            self._chosen = _NOTHING
-            if self._ready:
-                self._chosen, self._chosen_for = self._choose(seqs, self._most_rows), list(seqs)
-            self._gain += _FADING * (self._chosen.gain - self._gain)
+        """Choose anew, as something has changed, and let what that gains count for the steps to come."""
+        self._moved = False
+        self._chosen = _NOTHING
+        if self._ready:
+            self._chosen, self._chosen_for = self._choose(seqs, self._most_rows), list(seqs)
+        self._gain += _FADING * (self._chosen.gain - self._gain)
 
     def _choose(self, seqs: Collection[Sequence], most_rows: int) -> _Choice:
         """Take guesses, the likeliest to hold first, as long as tokens per second rise."""
@@ -206,7 +212,7 @@ class Speculator:
         if rows >= most_rows:
             return _NOTHING
         offered: list[tuple[float, Sequence]] = []
-        most = self._options.most_for(rows)
+        most = self._most_for(rows)
         for seq in seqs:
             if (guessed := self._ready.get(seq)) is not None:
                 offered += self._offers(seq, guessed, most, least)

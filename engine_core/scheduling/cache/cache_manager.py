@@ -66,8 +66,11 @@ class CacheManager:
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
         cache again and again, only to be preempted.
         """
-        if not self.free_slots or not all(fits(seq) for fits in self._hooks.fits):
+        if not self.free_slots:
             return None
+        for fits in self._hooks.fits:
+            if not fits(seq):
+                return None
         prefix = self._cached_prefix(seq, self.pool.find, self.may_end)
         kept = [block for table in prefix for block in table if block != self._scratch]
         unused = sum(not self.pool.users(block) for block in kept)

@@ -46,12 +46,16 @@ class WaitingQueue:
     @property
     def able(self) -> int:
         """The number of sequences that wait, but for those of owners that are held back."""
+        if not self.count:
+            return 0
         held_back = [len(queue) for queues in self._held_back.values() for queue in queues.values()]
         return self.count - sum(held_back)
 
     @property
     def tokens(self) -> int:
         """The tokens that all sequences which wait have to compute before their next answer."""
+        if not self.count:
+            return 0
         return sum(
             len(seq.tokens) - seq.computed
             for queues in (self._queues, self._held_back)
@@ -84,10 +88,8 @@ class WaitingQueue:
         if self._hooks.may_run:
             able = [next(filter(self._may_run, queue), None) for queue in queues.values()]
             return min(filter(None, able), key=_rank, default=None)
-        if len(queues) < 2:
-            return next((queue[0] for queue in queues.values()), None)
         heads = [queue[0] for queue in queues.values()]
-        return min(heads, key=_rank)
+        return min(heads, key=_rank, default=None) if len(heads) != 1 else heads[0]
 
     def firsts(self) -> Iterator[Sequence]:
         """The first of each class in which some wait."""

@@ -38,13 +38,14 @@ class TimeShares:
         self._spent = [0.0] * len(WEIGHTS)
         self._now = 0.0
         """The time so spent of the class that was served last."""
-        self._active: set[WorkClass] = set()
+        self.active: set[WorkClass] = set()
+        """The classes that had work in the step before."""
 
     def begin_step(self, active: set[WorkClass]) -> None:
         """Note which classes have work. One that had none before does not get the time it missed."""
-        for each in active - self._active:
+        for each in active - self.active:
             self._spent[each] = max(self._spent[each], self._now)
-        self._active = active
+        self.active = active
 
     def whose_turn(self, classes: Iterable[WorkClass]) -> WorkClass:
         return min(classes, key=lambda each: (self._spent[each], each))

@@ -48,4 +48,20 @@ def test_only_hooks_that_do_something_are_called() -> None:
 
     hooks = Hooks()
     hooks.install((Quota("a", 1), Leaver()))
-    assert (len(hooks.refuse), len(hooks.leave), len(hooks.land_step), hooks.poll) == (1, 1, 1, ())
+    assert (len(hooks.leave), len(hooks.land_step), hooks.poll) == (1, 1, ())
+    arrival = hooks.at_arrival(add(1, [1]))
+    assert (len(arrival.refuse), arrival.enter) == (1, ())
+
+
+def test_a_feature_that_rests_hears_of_requests_that_ask_for_it() -> None:
+    class Salted(Quota):
+        asked_by = ("salt",)
+
+    hooks, salted = Hooks(), Salted("few", 0)
+    hooks.install([salted])
+    plain, asks = add(1, [1]), add(2, [1], salt="few")
+    assert len(hooks.at_arrival(plain).refuse) == 1
+    hooks.rest(salted)
+    assert (len(hooks.at_arrival(plain).refuse), len(hooks.at_arrival(asks).refuse)) == (0, 1)
+    hooks.wake(salted)
+    assert len(hooks.at_arrival(plain).refuse) == 1

@@ -132,7 +132,8 @@ PICTURES = facts(block_size=4, num_blocks=8, max_model_len=64, most_embeddings=6
 
 def media_refusal(*media: Media, facts: WorkerFacts = PICTURES, **more: int) -> str:
     request = AddRequest(id=1, tokens=[1] * 12, params=Sampling(max_tokens=8), media=media, **more)  # pyright: ignore[reportArgumentType]
-    reasons = [refuse(request) for refuse in make_scheduler(CONFIG, facts, vocab_size=50).hooks.refuse]
+    hooks = make_scheduler(CONFIG, facts, vocab_size=50).hooks.at_arrival(request)
+    reasons = [refuse(request) for refuse in hooks.refuse]
     return next(filter(None, [refusal(request, facts, vocab_size=50), *reasons]), "")
 
 

@@ -62,7 +62,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("owner", "method", "part"),
     [
-        ("intake", "heed", "step"),
+        ("_in_flight", "receive", "step"),
         ("_scheduler", "schedule", "plan"),
         ("_executor", "submit", "submission"),
         ("_scheduler.results", "land", "landing"),

@@ -33,8 +33,8 @@ def test_a_new_page_says_that_its_process_starts(page: ProgressPage) -> None:
 
 def test_another_process_is_read(page: ProgressPage) -> None:
     code = (
-        "import sys; from worker.host.progress_page import ProgressWriter\n"
-        "ProgressWriter(sys.argv[1], 1).working(5, 20, 1.5, 0.25)"
+        "import sys; from worker.host.progress_page import WORKING, ProgressWriter\n"
+        "ProgressWriter(sys.argv[1], 1).write(WORKING, 5, 20, 1.5, 0.25)"
     )
     ProgressWriter(str(page.path)).idle()
     subprocess.run([sys.executable, "-c", code, page.path], check=True)
@@ -45,9 +45,9 @@ def test_another_process_is_read(page: ProgressPage) -> None:
 
 def test_a_process_that_is_stopped_while_it_writes_does_not_seem_to_start(page: ProgressPage) -> None:
     code = (
-        "import sys; from worker.host.progress_page import ProgressWriter\n"
+        "import sys; from worker.host.progress_page import WORKING, ProgressWriter\n"
         "writer, number = ProgressWriter(sys.argv[1]), 0\n"
-        "while True: number += 1; writer.working(number, 1, 1.5, 0.25)"
+        "while True: number += 1; writer.write(WORKING, number, 1, 1.5, 0.25)"
     )
     with subprocess.Popen([sys.executable, "-c", code, page.path]) as writing:
         while not page.read(0).pid:

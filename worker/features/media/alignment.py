@@ -37,22 +37,22 @@ class Aligner:
         self._queries = None if self._aligned.isdisjoint(held) else []
         return self._queries
 
-    def finish(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
-        """Keep what a step has given out, and add the matrices of the texts that it completes."""
-        queries = self._queries
-        if queries is None:
-            return
+    def keep(self, batch: Batch) -> None:
+        """Keep the queries that layers have given out in a step, for each text that is compared."""
         at = 0
-        for row, seq in enumerate(batch.step.seqs):
+        for seq in batch.step.seqs if self._queries else ():
             if seq.slot in self._aligned:
                 kept = self._kept.pop(seq.slot, []) if seq.start else []
-                kept.append([each[at : at + seq.count] for each in queries])
-                if seq.pools:
-                    pooled.rows.append(PooledRow(row))
-                    pooled.vectors.append(self._compare(seq.slot, kept, seq.start + seq.count))
-                else:
-                    self._kept[seq.slot] = kept
+                self._kept[seq.slot] = [*kept, [each[at : at + seq.count] for each in self._queries or ()]]
             at += seq.count
+
+    def finish(self, batch: Batch, outcome: Outcome, pooled: PooledVectors) -> None:
+        """Add the matrices of the texts that a step completes."""
+        for row, seq in enumerate(batch.step.seqs):
+            if seq.pools and seq.slot in self._aligned:
+                pooled.rows.append(PooledRow(row))
+                kept = self._kept.pop(seq.slot)
+                pooled.vectors.append(self._compare(seq.slot, kept, seq.start + seq.count))
 
     def _compare(self, slot: int, kept: Sequence[Sequence[Tensor]], tokens: int) -> Tensor:
         params = self._slots.pooling[slot]

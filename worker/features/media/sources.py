@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from models.context import ForwardContext
 from models.layers.cross_attention import SourceModel, cross_layers
 from models.model import ServedModel
 from models.pooling.alignment import find_alignment
@@ -23,7 +24,7 @@ from worker.features.media.source_table import SourceTable
 from worker.features.media.step_sources import StepSources, block_bytes, encoder_bytes, encoder_layers
 from worker.host.memory import Pages
 from worker.protocol import NewSeq, StepInput
-from worker.steps.batch import Pool
+from worker.steps.batch import Batch, Outcome, Pool
 from worker.steps.feature import Feature
 from worker.tables.positions import Columns, PlainRead, Read
 from worker.tables.slots import Slots
@@ -103,6 +104,11 @@ class Sources(Feature):
     def read(self, columns: Columns, step: StepInput) -> Sequence[Read]:
         queries = None if self._aligner is None else self._aligner.open_queries(columns.slots)
         return (PlainRead(lambda packet: self._table.stage(columns, packet, queries)),)
+
+    def follow(self, batch: Batch, ids: Tensor, step: ForwardContext, outcome: Outcome) -> Outcome:
+        if self._aligner is not None:
+            self._aligner.keep(batch)
+        return outcome
 
     def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
         return [self._aligner.finish] if self._aligner else ()

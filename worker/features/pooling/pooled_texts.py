@@ -80,8 +80,6 @@ class PooledTexts(Feature):
         )
 
     def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:
-        if not columns.pooling:
-            return ()
         plan = plan_texts(self._slots, self._pooler, columns, packet)
         return [partial(self._pool, plan)] if plan else ()
 
