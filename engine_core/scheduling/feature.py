@@ -26,8 +26,8 @@ class Feature:
     """The base of features. Each hook does nothing unless a feature overrides it."""
 
     asked_by: ClassVar[tuple[str, ...]] = ()
-    """The fields of `Add`, of which a request gives one if it asks for the feature. One that rests hears of
-    no other requests; one without such fields hears of all."""
+    """The fields of `AddRequest`, of which a request gives one if it asks for the feature. One that rests
+    hears of no other requests; one without such fields hears of all."""
 
     # A request comes, and ends.
 
@@ -196,9 +196,9 @@ class Taken(NamedTuple):
 class Arrival(NamedTuple):
     """The hooks that are called when a request comes."""
 
-    facts_of: tuple[Callable[[Add, WorkerFacts], WorkerFacts], ...]
-    refuse: tuple[Callable[[Add], str | None], ...]
-    lacks_room: tuple[Callable[[Add], str | None], ...]
+    facts_of: tuple[Callable[[AddRequest, WorkerFacts], WorkerFacts], ...]
+    refuse: tuple[Callable[[AddRequest], str | None], ...]
+    lacks_room: tuple[Callable[[AddRequest], str | None], ...]
     enter: tuple[Callable[[Sequence], None], ...]
     forecast: tuple[Callable[[Sequence, float], Failed | None], ...]
 
@@ -260,7 +260,7 @@ class Hooks:
         self.waits = self._awake(Feature.waits)
         self.work_beside = self._awake(Feature.work_beside)
 
-    def at_arrival(self, request: Add) -> Arrival:
+    def at_arrival(self, request: AddRequest) -> Arrival:
         """Find the hooks for a new request: of features that rest, only those for which it asks."""
         asked = tuple(map(bool, self._asked(request)))
         found = self._arrivals.get(asked)
@@ -268,7 +268,7 @@ class Hooks:
             found = self._arrivals[asked] = self._arrival(request)
         return found
 
-    def _arrival(self, request: Add) -> Arrival:
+    def _arrival(self, request: AddRequest) -> Arrival:
         hear: list[Feature] = []
         for each in self.features:
             rests = each.asked_by and each in self._resting
