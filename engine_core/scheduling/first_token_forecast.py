@@ -12,8 +12,7 @@ from math import log
 
 from engine_core.engine_stats import Rates, expected_length
 from engine_core.scheduling.planned_step import PlannedStep
-from engine_core.scheduling.queue.owner_shares import Backlog
-from engine_core.scheduling.queue.work_classes import WEIGHTS, WorkClass
+from engine_core.scheduling.queue.shares import WEIGHTS, Backlog, WorkClass
 from engine_core.scheduling.sequence import Place, Sequence
 from engine_core.scheduling.step_time_estimate import StepTime
 from engine_core.scheduling.step_time_limit import StepTimeLimit

@@ -29,8 +29,8 @@ from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.first_token_forecast import Slots
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
-from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
+from engine_core.scheduling.queue.shares import Owners, TimeShares, WorkClass, class_of
 from engine_core.scheduling.queue.waiting_queue import (
     PausedSequences,
     WaitingQueue,
@@ -39,7 +39,6 @@ from engine_core.scheduling.queue.waiting_queue import (
     remove,
     used_by_owner,
 )
-from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
 from engine_core.scheduling.request_checks import check_config, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Place, Record, Sequence
 from engine_core.scheduling.stats import Counters

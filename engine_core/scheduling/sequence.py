@@ -1,16 +1,20 @@
-"""The state of one request in the engine, which only the scheduler and what it calls may change."""
+"""The state of one request in the engine, which only the scheduler and what it calls may change.
+
+Cache blocks are found under hashes: of a block's tokens, and of all tokens before them (`chain_hash`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine_core.engine_stats import Timing
 from engine_core.protocol import AddRequest
-from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
-from engine_core.scheduling.queue.owner_shares import Owner
-from engine_core.scheduling.queue.work_classes import WorkClass, class_of
+from engine_core.scheduling.queue.shares import Owner, WorkClass, class_of
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
@@ -187,3 +191,28 @@ class Sequence:
                 marks = [(mark, position - at) for position, mark in self.marks[first:behind]]
             self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], marks))
         return self.hashes[index]
+
+
+_HASH_BYTES = 16
+
+
+def root_hash(salt: str) -> bytes:
+    """The hash with which a chain of block hashes begins. Sequences of different salts share no block."""
+    return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+
+
+def own_salt(salt: str, prompt: list[int], marks: Iterable[tuple[bytes, int]]) -> str:
+    """Make a salt for a prompt whose blocks only prompts with the same tokens and marks may share."""
+    return f"{salt} {chain_hash(root_hash(salt), prompt, marks).hex()}"
+
+
+def chain_hash(parent: bytes, tokens: list[int], marks: Iterable[tuple[bytes, int]] = ()) -> bytes:
+    """The hash of a block's tokens and, through `parent`, of all tokens before them.
+
+    `marks` say what else decides its content, each with its place counted from the block's first token. The
+    hash is cryptographic: with a weaker one, a prompt could be made to find somebody else's block.
+    """
+    data = parent + array("i", tokens).tobytes()
+    for mark, place in marks:
+        data += array("q", (len(mark), place)).tobytes() + mark
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()

@@ -8,7 +8,7 @@ from collections import deque
 from engine_core.config import EngineConfig
 from engine_core.scheduling.first_token_forecast import FirstTokenForecast, Slots
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
-from engine_core.scheduling.queue.work_classes import WorkClass
+from engine_core.scheduling.queue.shares import WorkClass
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_time_estimate import READ, StepTime
 from engine_core.scheduling.step_time_limit import StepTimeLimit

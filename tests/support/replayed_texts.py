@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine_core.features.speculation.speculator import Speculator
 from engine_core.options.speculation_options import SpeculationOptions
 from engine_core.protocol import AddRequest
-from engine_core.scheduling.queue.owner_shares import Owner
+from engine_core.scheduling.queue.shares import Owner
 from engine_core.scheduling.sequence import Record, Sequence
 from engine_core.scheduling.step_time_estimate import StepTime
 from worker.protocol import Sampling

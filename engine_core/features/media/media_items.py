@@ -19,10 +19,9 @@ from engine_core.engine_stats import Stats
 from engine_core.features.media.media_checks import bad_media, cuts_no_item
 from engine_core.prompt_media import Media, overlapping
 from engine_core.protocol import AddRequest
-from engine_core.scheduling.cache.block_hash import own_salt
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Sequence, own_salt
 from models.media.item import CLIENT_MADE
 from worker.protocol import Encode, MediaPlace, NewSeq
 from worker.worker_facts import WorkerFacts

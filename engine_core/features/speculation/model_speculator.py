@@ -7,8 +7,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from engine_core.engine_stats import GuessTotals
-from engine_core.features.speculation.acceptance_rates import Acceptance, AcceptanceRecord, DraftCounts
 from engine_core.features.speculation.ngram_lookup import STRONGEST
+from engine_core.features.speculation.speculator import Acceptance, AcceptanceRecord, DraftCounts
 from engine_core.options.speculation_options import SpeculationOptions
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_time_estimate import StepTime

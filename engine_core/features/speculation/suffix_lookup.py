@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Ordered
 from mmap import mmap
 
-from engine_core.scheduling.cache.block_hash import root_hash
+from engine_core.scheduling.sequence import root_hash
 
 _BYTES = 28
 """The memory that a token takes in all tables together."""

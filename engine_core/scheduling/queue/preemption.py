@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
-from engine_core.scheduling.queue.owner_shares import Owners, who_gives_way
+from engine_core.scheduling.queue.shares import Owners, WorkClass, who_gives_way
 from engine_core.scheduling.queue.waiting_queue import WaitingQueue, order
-from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Order, Sequence
 
 

@@ -1,7 +1,7 @@
 """The sequences that wait for a slot, by class of work and in the order in which they will get one.
 
 Within a class, priority comes first (under the priority policy), then the owner for which least was computed
-(`owner_shares.py`), then the order of arrival. The texts of one call do not all come before those of a later
+(`shares.py`), then the order of arrival. The texts of one call do not all come before those of a later
 call of the same owner, though: each call gets its turns, however many texts it has.
 
 An owner of which as many sequences run as may is held back: the others overtake its waiting ones. Sequences
@@ -16,8 +16,7 @@ from itertools import islice
 
 from engine_core.protocol import AddRequest, Standing
 from engine_core.scheduling.feature import Hooks
-from engine_core.scheduling.queue.owner_shares import Call, Owner
-from engine_core.scheduling.queue.work_classes import WorkClass, class_of
+from engine_core.scheduling.queue.shares import Call, Owner, WorkClass, class_of
 from engine_core.scheduling.sequence import Key, Order, Place, Sequence
 from worker.protocol import Pooling
 

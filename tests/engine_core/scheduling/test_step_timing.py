@@ -9,7 +9,7 @@ from scheduler_bench import add, pool
 from scripted_clock import STEP, TEXT, TOKEN, Clock, stream, texts
 
 from engine_core.protocol import AddRequest, Admitted, Failed, Pooled, Tokens
-from engine_core.scheduling.queue.work_classes import WorkClass
+from engine_core.scheduling.queue.shares import WorkClass
 
 
 def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:

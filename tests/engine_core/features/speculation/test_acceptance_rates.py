@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine_core.features.speculation.acceptance_rates import Acceptance, AcceptanceRecord
+from engine_core.features.speculation.speculator import Acceptance, AcceptanceRecord
 
 
 def test_a_stronger_match_is_believed_more_at_first() -> None:

@@ -1,5 +1,5 @@
-from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.cache.block_pool import BlockPool
+from engine_core.scheduling.sequence import chain_hash, root_hash
 
 
 def published(pool: BlockPool, *names: str) -> list[int]:

@@ -12,8 +12,7 @@ from scheduler_bench import Bench, add, config, pool
 from scripted_clock import STEP, TOKEN, Clock
 
 from engine_core.protocol import AddRequest, Tokens
-from engine_core.scheduling.queue.owner_shares import Owners
-from engine_core.scheduling.queue.work_classes import WorkClass
+from engine_core.scheduling.queue.shares import Owners, WorkClass
 
 FIRST = WorkClass.FIRST_TOKEN
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from engine_core.protocol import AddRequest
-from engine_core.scheduling.queue.work_classes import WEIGHTS, TimeShares, WorkClass, class_of
+from engine_core.scheduling.queue.shares import WEIGHTS, TimeShares, WorkClass, class_of
 from worker.protocol import Pooling, Sampling
 
 FIRST, POOLING, BACKGROUND = WorkClass

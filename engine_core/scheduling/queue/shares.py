@@ -1,9 +1,13 @@
-"""Owners of requests, among which the engine is divided by weight: start-time fair queueing over tokens.
+"""Shares of the engine: classes of work share the time of steps, and owners of requests all there is.
 
-Each owner has a count of the tokens that were computed for it, divided by its weight, in each class of work.
-Whoever has the lowest count is next. An owner that comes back begins where the last of the others is: what it
-did not use while it was away is not saved up for it, and what it used before is not held against it for
-longer than others have used less.
+The next token of a text that is being read comes first, in every step. What is left of a step goes to the
+class that has had the least time for its weight, so none starves: prompts that wait for a first token, texts
+to be pooled, and background work, for which nobody waits.
+
+Within a class, owners share by start-time fair queueing over tokens. Each has a count of the tokens that were
+computed for it, divided by its weight, and whoever has the lowest count is next. An owner that comes back
+begins where the last of the others is: what it did not use while it was away is not saved up for it, and what
+it used before is not held against it for longer than others have used less.
 
 Slots are divided too, because a long answer keeps one for thousands of steps: an owner that has more of them
 for its weight than another would have with one more gives one up (`who_gives_way`).
@@ -13,10 +17,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from engine_core.engine_stats import expected_length
 from engine_core.protocol import AddRequest
-from engine_core.scheduling.queue.work_classes import WorkClass
+from worker.protocol import Pooling
+
+
+class WorkClass(IntEnum):
+    FIRST_TOKEN = 0
+    POOLING = 1
+    BACKGROUND = 2
+
+
+WEIGHTS = (16, 8, 1)
+"""The time that each class gets in proportion, while all of them have work."""
+
+
+def class_of(request: AddRequest) -> WorkClass:
+    """The class of a request. A priority above 0 says that it can wait: lower numbers run first."""
+    if request.priority > 0:
+        return WorkClass.BACKGROUND
+    return WorkClass.POOLING if isinstance(request.params, Pooling) else WorkClass.FIRST_TOKEN
+
+
+class TimeShares:
+    """Says whose turn it is among the classes that have work."""
+
+    def __init__(self) -> None:
+        self._spent = [0.0] * len(WEIGHTS)
+        self._now = 0.0
+        """The time so spent of the class that was served last."""
+        self.active: set[WorkClass] = set()
+        """The classes that had work in the step before."""
+
+    def begin_step(self, active: set[WorkClass]) -> None:
+        """Note which classes have work. One that had none before does not get the time it missed."""
+        for each in active - self.active:
+            self._spent[each] = max(self._spent[each], self._now)
+        self.active = active
+
+    def whose_turn(self, classes: Iterable[WorkClass]) -> WorkClass:
+        return min(classes, key=lambda each: (self._spent[each], each))
+
+    def charge(self, work_class: WorkClass, seconds: float) -> None:
+        self._now = self._spent[work_class]
+        self._spent[work_class] += seconds / WEIGHTS[work_class]
+
 
 Call = tuple[int, int]
 """A client and the number of one of its calls, which is 0 if it has one text only."""
