@@ -108,4 +108,4 @@ def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
     monkeypatch.setattr(installed, "make_drafts", made)
     monkeypatch.setattr(drafts, "read_guess_options", options)
     monkeypatch.setattr(resolve_checkpoint, "read_guess_options", options)
-    monkeypatch.setattr(drafts, "Guesser", lambda *given: guesser)
+    monkeypatch.setattr(drafts, "Speculator", lambda *given: guesser)
