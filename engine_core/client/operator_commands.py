@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from operator import attrgetter
 
 from engine_core import protocol
 from engine_core.client.replica import Replica
 from engine_core.client.replica_routing import ReplicaTable
-
-_asleep = attrgetter("asleep")
 
 
 class OperatorCommands:
@@ -20,11 +17,8 @@ class OperatorCommands:
         self._notify = notify
         self._waiting: list[tuple[Callable[[], bool], asyncio.Event]] = []
         """Conditions that somebody waits for, each with what tells that it has been true."""
-
-    @property
-    def asleep(self) -> bool:
+        self.asleep = False
         """Whether an engine sleeps. Requests are refused then, whatever the others do."""
-        return any(map(_asleep, self._table.replicas.values()))
 
     def tell(self, order: protocol.Request) -> None:
         for number in list(self._table.replicas):
@@ -65,6 +59,7 @@ class OperatorCommands:
 
     def notice(self) -> None:
         """Look whether conditions are true for which somebody waits, because something has changed."""
+        self.asleep = any(one.asleep for one in self._table.replicas.values())
         for condition, event in self._waiting:
             if condition():
                 event.set()

@@ -217,7 +217,9 @@ class Scheduler:
         runnable = self.runnable()
         for choose in self.hooks.choose:
             runnable = choose(runnable)
-        held_back = self.preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
+        held_back = None
+        if self.waiting.count and self.running:
+            held_back = self.preemption.make_room(self.running, self.cache.fits)
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
         prefills: dict[WorkClass, list[Sequence]] = {}

@@ -25,10 +25,10 @@ from msgspec.structs import replace
 from engine_core.adapters.adapter_files import has_changed
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
+from engine_core.executor import CallFuture
 from engine_core.features.adapters.known_adapters import (
     AdapterLoad,
     KnownAdapter,
-    PendingCall,
     RequestForAdapter,
     idlest,
 )
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterTable:
-    def __init__(self, most: int, call: Callable[[str, list[Any]], PendingCall]) -> None:
+    def __init__(self, most: int, call: Callable[[str, list[Any]], CallFuture]) -> None:
         """The workers have room for `most` adapters at a time; `call` has every worker run a method."""
         self._most, self._call = most, call
         self._names: dict[str, Adapter] = {}
@@ -69,7 +69,7 @@ class AdapterTable:
         self._wanted: dict[KnownAdapter, None] = {}
         """The adapters that are to be loaded, in the order in which they were asked for."""
         self._loading: AdapterLoad | None = None
-        self._drops: deque[tuple[PendingCall, int]] = deque()
+        self._drops: deque[tuple[CallFuture, int]] = deque()
         """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
         is read beside steps, and might be read before."""
         self._queued: dict[Key, RequestForAdapter] = {}
@@ -208,11 +208,6 @@ class AdapterTable:
         else:
             found = bool(self._wanted) and not self._asleep
         return bool(found or self._states or self._failed)
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether workers are doing something for an adapter that is to be loaded."""
-        return self._loading is not None or bool(self._wanted and self._drops)
 
     @property
     def next_look(self) -> float | None:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine_core.adapters.messages import Adapter
+from engine_core.executor import CallFuture
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import AddRequest
-from worker.calls.messages import AdapterFacts, WorkerReturn
-
-
-class PendingCall(Protocol):
-    """The returns of all workers to a call, which may not be there yet."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> list[WorkerReturn]: ...
+from worker.calls.messages import AdapterFacts
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +67,7 @@ class AdapterLoad:
     """An adapter that workers read beside steps, and then let steps compute with."""
 
     known: KnownAdapter
-    call: PendingCall
+    call: CallFuture
     since: float
     facts: AdapterFacts | None = None
     """What workers have told of it; None: they are still reading it."""

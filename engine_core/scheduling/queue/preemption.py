@@ -30,7 +30,7 @@ class Preemption:
         A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
         left out of this step, and can be preempted when its step has landed.
         """
-        while victim := self._victim(running, fits):
+        while running and (victim := self._victim(running, fits)):
             if victim.in_flight:
                 return victim
             self._preempt(victim)
@@ -38,8 +38,6 @@ class Preemption:
 
     def _victim(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
         """The sequence of `running`, which is in order, that has to make room for a waiting one, if any."""
-        if not running:
-            return None
         if self._by_priority and (victim := self._for_priority(running, fits)) is not None:
             return victim
         return self._for_share(running, fits) if len(self._owners.active) > 1 else None

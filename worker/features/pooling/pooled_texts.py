@@ -18,7 +18,6 @@ from worker.features.pooling.vectors import (
     HiddenStore,
     PoolPlan,
     QueryStore,
-    RowChoice,
     apply_late_interaction,
     gather_hidden,
     plan_pools,
@@ -131,7 +130,7 @@ class EncodedTexts(PooledTexts):
         return [*reads, PlainRead(lambda packet: show)]
 
 
-def plan_texts(slots: Slots, pooler: RowChoice, columns: Columns, packet: Packet) -> PoolPlan | None:
+def plan_texts(slots: Slots, pooler: Pooler, columns: Columns, packet: Packet) -> PoolPlan | None:
     """Plan the pooling of a step's texts that are complete; None: none of them is pooled by the pooler."""
     params = {row: slots.pooling[columns.slots[row]] for row in columns.pooling}
     if None in params.values():

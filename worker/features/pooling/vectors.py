@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -145,15 +144,7 @@ def segments_of(packet: Packet, lengths: Sequence[int], params: Sequence[Pooling
     )
 
 
-class RowChoice(Protocol):
-    """The part of a pooler that knows which rows of a sequence of these tokens are read."""
-
-    def needed_positions(self, params: Pooling, tokens: Sequence[int]) -> Sequence[int]: ...
-
-    def counted_rows(self, params: Pooling, tokens: Sequence[int]) -> Sequence[int] | None: ...
-
-
-def with_pieces(plan: PoolPlan, packet: Packet, pooler: RowChoice) -> PoolPlan:
+def with_pieces(plan: PoolPlan, packet: Packet, pooler: Pooler) -> PoolPlan:
     """The plan, with what the device must know of spans, and of tokens whose vectors do not count."""
     pieces, counted = None, dict[int, Tensor]()
     if any(params.spans for params in plan.params):
