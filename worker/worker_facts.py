@@ -114,6 +114,7 @@ def blocks_held(tokens: int, step: int, block_size: int, windows: Sequence[int])
 
     `windows`: those of `WorkerFacts`. What a group with a window reads may begin anywhere in a block.
     """
-    whole = -(-tokens // block_size)
-    read = (whole if not window else (window + step + block_size - 3) // block_size + 1 for window in windows)
-    return sum(min(whole, blocks) for blocks in read)
+    held, whole = 0, -(-tokens // block_size)
+    for window in windows:
+        held += min(whole, (window + step + block_size - 3) // block_size + 1) if window else whole
+    return held

@@ -17,6 +17,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
@@ -154,6 +155,7 @@ class InFlight:
     stream: Stream[Any]
     pin: int | None = None
     """The one replica that may have it, if the client named one."""
+    id: int = field(init=False)
     since: float = field(init=False)
     """When the times that `add` gives it began, if it gives it any."""
     replica: Replica | None = None
@@ -163,7 +165,7 @@ class InFlight:
     """Whether its answer is not read, so that nothing shall be computed for it."""
     started: bool = False
     """Whether an answer has come from its replica."""
-    emitted: array[int] = field(default_factory=lambda: array("i"))
+    emitted: array[int] = field(default_factory=partial(array, "i"))
     """The tokens that are in the stream, from whichever engines."""
     began: float = 0.0
     """The time at which the first of them came."""
@@ -178,11 +180,8 @@ class InFlight:
     """Its share of the replica's load, in tokens to compute."""
 
     def __post_init__(self) -> None:
+        self.id = self.add.id
         self.since = time.monotonic() if self.add.wait or self.add.budget else 0.0
-
-    @property
-    def id(self) -> int:
-        return self.add.id
 
     @property
     def progress(self) -> int:

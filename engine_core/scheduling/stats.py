@@ -87,15 +87,20 @@ class Counters:
 class StatsFilter:
     """Lets statistics through when they have changed and the last ones were sent a while ago.
 
-    The moment in which the engine becomes idle is sent at once, because nothing would be sent after it.
+    The moment in which the engine becomes idle is sent at once, because nothing would be sent after it. What
+    begins then is sent together with its end if that comes soon.
     """
 
     def __init__(self) -> None:
         self._last: Stats | None = None
         self._sent = 0.0
+        self._was_idle = False
 
     def due(self, make: Callable[[], Stats], now: float, *, idle: bool) -> Stats | None:
         """The statistics if they are to be sent now, else None. They are made only if they may be due."""
+        if self._was_idle and not idle:
+            self._sent = now
+        self._was_idle = idle
         if self._last is not None and not idle and now - self._sent < _INTERVAL:
             return None
         stats = make()

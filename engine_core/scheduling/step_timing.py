@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from operator import attrgetter
 
 from engine_core.config import EngineConfig
 from engine_core.scheduling.first_token_forecast import FirstTokenForecast, Slots
@@ -14,6 +15,7 @@ from engine_core.scheduling.step_time_estimate import READ, StepTime
 from engine_core.scheduling.step_time_limit import StepTimeLimit
 from worker.worker_facts import WorkerFacts
 
+_expected = attrgetter("expected")
 _log = logging.getLogger(__name__)
 
 _LEAD, _LEAD_PART = 0.003, 0.25
@@ -49,7 +51,7 @@ class StepTiming:
         bound = self.step_bound
         if not (bound.background and self.in_flight) or self._staged or not bound.is_bounded:
             return 0.0
-        expected = sum([planned.expected for planned in self.in_flight])
+        expected = sum(map(_expected, self.in_flight))
         return self._begun + expected - max(_LEAD, _LEAD_PART * expected)
 
     def bound(self, step: StepBuilder) -> None:
@@ -116,7 +118,7 @@ class StepTiming:
         self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None
     ) -> float:
         """The seconds until `own` has its first answer; without it, until all have that wait in a class."""
-        expected = sum([planned.expected for planned in self.in_flight])
+        expected = sum(map(_expected, self.in_flight))
         in_flight = max(0.0, expected - (now - self._begun)) if self.in_flight else 0.0
         return in_flight + self.waits.expected(work_class, slots, own)
 

@@ -14,6 +14,7 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from itertools import chain
 
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Hooks
@@ -72,7 +73,7 @@ class CacheManager:
             if not fits(seq):
                 return None
         prefix = self._cached_prefix(seq, self.pool.find, self.may_end)
-        kept = [block for table in prefix for block in table if block != self._scratch]
+        kept = self._held(prefix)
         unused = sum(not self.pool.users(block) for block in kept)
         start = len(prefix[0]) * self._facts.block_size
         new = blocks_needed(len(seq.tokens), self._facts, start) - len(kept)
@@ -91,8 +92,7 @@ class CacheManager:
 
     def admit(self, seq: Sequence, prefix: Tables) -> int:
         """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
-        for table in prefix:
-            self.pool.share(block for block in table if block != self._scratch)
+        self.pool.share(self._held(prefix))
         seq.tables = prefix
         seq.published = len(prefix[0])
         seq.computed = len(prefix[0]) * self._facts.block_size
@@ -162,11 +162,15 @@ class CacheManager:
 
     def release(self, seq: Sequence) -> None:
         self.free_slots.append(seq.slot)
-        in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
-        self.pool.release([block for block in in_order if block != self._scratch])
+        self.pool.release(self._held(seq.tables))
         for release in self._hooks.release:
             release(seq)
         seq.place, seq.tables, seq.published = Place.WAITING, [], 0
+
+    def _held(self, tables: Tables) -> list[int]:
+        """The blocks of a sequence in the order of their positions."""
+        blocks = [*chain(*zip(*tables, strict=True))]
+        return [block for block in blocks if block != self._scratch] if self._windows else blocks
 
     def reset_prefixes(self) -> None:
         """Forget all cached prefixes."""

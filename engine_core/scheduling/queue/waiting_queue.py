@@ -11,8 +11,9 @@ whose readers do not keep up are paused: they are in no step, and wait for no sl
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 
 from engine_core.protocol import AddRequest, Standing
 from engine_core.scheduling.feature import Hooks
@@ -27,6 +28,8 @@ _EARLIER = 1 << 60
 token."""
 _MOST_OWNERS = 64
 """Owners that are looked at to estimate how many sequences come before another one."""
+
+order: Callable[[Sequence], Order] = attrgetter("order")
 
 
 class WaitingQueue:
@@ -221,10 +224,6 @@ def comes_before(seq: Sequence, running: Sequence) -> bool:
     if seq.owner is running.owner or seq.order[0] > running.order[0]:
         return False
     return used_by_owner(seq) <= used_by_owner(running)
-
-
-def order(seq: Sequence) -> Order:
-    return seq.order
 
 
 def remove(ordered: list[Sequence], seq: Sequence) -> None:

@@ -33,6 +33,15 @@ def test_becoming_idle_is_told_at_once_and_once() -> None:
     assert stats_filter.due(lambda: IDLE, 9.0, idle=True) is None
 
 
+def test_what_begins_is_told_with_its_end_if_that_comes_soon() -> None:
+    stats_filter = StatsFilter()
+    assert stats_filter.due(lambda: IDLE, 1.0, idle=True) == IDLE
+    assert stats_filter.due(lambda: pytest.fail("made too soon"), 5.0, idle=False) is None
+    assert stats_filter.due(lambda: replace(IDLE, steps=2), 5.1, idle=True) is not None
+    assert stats_filter.due(lambda: pytest.fail("made too soon"), 9.0, idle=False) is None
+    assert stats_filter.due(lambda: BUSY, 9.25, idle=False) == BUSY
+
+
 def test_what_is_not_due_is_not_made() -> None:
     stats_filter = StatsFilter()
     assert stats_filter.due(lambda: BUSY, 1.0, idle=False) == BUSY
