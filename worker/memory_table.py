@@ -17,8 +17,10 @@ from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.devices.selection import dtype_name
 from worker.host.memory import Pages
 from worker.limits import fit_whole_sequences, take_less
-from worker.model_loading import Loaded
+from worker.model_loading import Loaded, steps_behind
 from worker.steps.feature import Hooks
+from worker.tables.slots import Slots
+from worker.tables.staging import Staging
 from worker.worker_facts import WorkerFacts, blocks_held
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,17 @@ def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: l
         sizes = [f"{name} {_size(nbytes)}" for name, nbytes in table.items() if nbytes]
         logger.info("memory: %s", "; ".join(sizes))
     return Memory(limits, layout, cache, table["weights"], step)
+
+
+def open_memory(memory: Memory, loaded: Loaded, hooks: Hooks) -> tuple[Slots, Cache, Staging]:
+    """Make the tables of slots and the ring of packets, and have features take their memory."""
+    limits, cache, device = memory.limits, memory.cache, loaded.device
+    sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
+    slots = Slots(device.target, *sizes, paged=loaded.model.causal, shares=memory.layout.shares)
+    given = limits, slots, cache.size.num_blocks
+    kept = [part for take_memory in hooks.open for part in take_memory(*given)]
+    staging = Staging(device.staging_buffer, steps_behind(loaded.config), limits.staged_words)
+    return slots, replace(cache, parts=[*cache.parts, *kept]), staging
 
 
 def tell_facts(memory: Memory, loaded: Loaded, hooks: Hooks, fingerprint: str) -> WorkerFacts:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -26,8 +25,8 @@ from worker.devices.selection import open_device
 from worker.features.installed import install_features
 from worker.host.memory import release_after_loading
 from worker.limits import agree, resolve_limits
-from worker.memory_table import Memory, divide_memory, loaded_weights, size_steps, tell_facts
-from worker.model_loading import Loaded, Report, loading, settle, steps_behind
+from worker.memory_table import Memory, divide_memory, loaded_weights, open_memory, size_steps, tell_facts
+from worker.model_loading import Loaded, Report, loading, settle
 from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep
 from worker.ranks.process_groups import join_groups
@@ -37,8 +36,6 @@ from worker.steps.compute import Compute
 from worker.steps.output import fetch_output
 from worker.steps.planner import StepPlanner
 from worker.steps.warmup import warm_up
-from worker.tables.slots import Slots
-from worker.tables.staging import Staging
 from worker.tasks import samples
 
 logger = logging.getLogger(__name__)
@@ -62,7 +59,7 @@ class Runner:
         fingerprint = settle(loaded, weights, limits.max_model_len)
         report("cache", 0.0)
         memory = divide_memory(loaded, hooks, size_steps(loaded, hooks, limits), weights)
-        self._open_tables(memory)
+        self._slots, self._cache, self._staging = open_memory(memory, loaded, hooks)
         self._open_steps(loaded, memory)
         report("cache", 1.0)
         methods = {name: each for own in hooks.methods for name, each in own().items()}
@@ -128,16 +125,6 @@ class Runner:
         groups.close()
         device.close()
         release_after_loading(folder)
-
-    def _open_tables(self, memory: Memory) -> None:
-        """Make the tables of slots, and have features take their memory."""
-        limits, cache, shares = memory.limits, memory.cache, memory.layout.shares
-        sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
-        self._slots = Slots(self._device.target, *sizes, paged=self._model.causal, shares=shares)
-        given = limits, self._slots, cache.size.num_blocks
-        kept = [part for open_memory in self._hooks.open for part in open_memory(*given)]
-        self._cache = replace(cache, parts=[*cache.parts, *kept])
-        self._staging = Staging(self._device.staging_buffer, steps_behind(self._config), limits.staged_words)
 
     def _open_steps(self, loaded: Loaded, memory: Memory) -> None:
         """Make what plans steps and what computes them, as the device does that quickest."""
