@@ -31,12 +31,13 @@ from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep
 from worker.ranks.process_groups import join_groups
 from worker.sampling.token_bounds import NextBounds, nothing_follows
-from worker.steps.batch import Launched, PooledVectors
+from worker.steps.batch import Batch, Launched, Outcome, PooledVectors
 from worker.steps.compute import Compute
 from worker.steps.output import fetch_output
 from worker.steps.planner import StepPlanner
 from worker.steps.warmup import warm_up
 from worker.tasks import samples
+from worker.worker_facts import TimedSteps
 
 logger = logging.getLogger(__name__)
 
@@ -84,25 +85,30 @@ class Runner:
         return launched
 
     def _run(self, step: StepInput, following: NextBounds) -> Launched:
-        """Plan a step, compute it, pool, and start to fetch its output, or send what the next stage reads."""
+        """Plan a step, compute it, and start to fetch its output, or send what the next stage reads."""
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
         batch = self._planner.plan(step, self._staging.open(), following)
-        outcome, pooled, tells = self._compute(batch), PooledVectors(), [*batch.tells]
+        outcome = self._compute(batch)
         if stage and not stage.last:
             stage.send_stream(outcome.hidden, batch.step, batch.sampled, outcome.landed)
             return SilentStep(step.number)
         if stage and outcome.tokens:
             stage.send_tokens(outcome.tokens.tokens)
+        launched = self._finish(batch, outcome)
+        for finish in self._hooks.finish:
+            launched = finish(step, launched)
+        return launched if self._returns_outputs else SilentStep(step.number)
+
+    def _finish(self, batch: Batch, outcome: Outcome) -> Launched:
+        """Pool, and start to fetch the output."""
+        pooled, tells = PooledVectors(), [*batch.tells]
         for pool in batch.pools:
             pool(batch, outcome, pooled)
         for tell in self._hooks.tell:
             tells += tell(batch)
-        launched: Launched = fetch_output(self._device, batch, outcome, pooled, tells)
-        for finish in self._hooks.finish:
-            launched = finish(step, launched)
-        return launched if self._returns_outputs else SilentStep(step.number)
+        return fetch_output(self._device, batch, outcome, pooled, tells)
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -147,10 +153,7 @@ class Runner:
         """Run the first steps and do urgent work, and complete the facts with what is known then."""
         for open_store in self._hooks.open_store:
             self.store = open_store(self.facts, self._cache)
-        timed_steps = self._config.timed_steps if self._device.target.type == "cpu" else ()
-        if not timed_steps:
-            given = self.facts, self._slots.dummy, self._hooks.warm_up
-            timed_steps = warm_up(*given, lambda step: self.launch(step).result())
+        timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         self.facts = msgspec.structs.replace(
             self.facts,
@@ -161,3 +164,8 @@ class Runner:
         for begin in self._hooks.begin:
             begin()
         self._cache.pages.start(len(self.store or ()))  # requests may find these blocks
+
+    def _warm_up(self) -> TimedSteps:
+        """Take the first steps -> tokens and seconds of each."""
+        given = self.facts, self._slots.dummy, self._hooks.warm_up
+        return warm_up(*given, lambda step: self.launch(step).result())
