@@ -23,11 +23,11 @@ from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
 ROWS = 64
-CALLS_TO_PLAN, CALLS_TO_LAND = 27, 17
+CALLS_TO_PLAN, CALLS_TO_LAND = 24, 17
 """Calls of Python and C functions for each decoding row."""
 BETWEEN_FITS = 32
 """The steps after which the line of their time is fitted anew (`step_time_estimate.py`)."""
-FIXED_CALLS = 80
+FIXED_CALLS = 62
 """Calls for each step, whatever its rows."""
 CALLS_TO_ASK_FOR_GUESSES = 18
 """More calls for each row of a step if guesses are asked for and none is worth while."""

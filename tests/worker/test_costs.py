@@ -24,7 +24,7 @@ OPERATIONS_OF_A_LAYER = 100
 """The operations of torch in a layer without C kernels, which leave fewer."""
 CALLS_OF_A_STEP, CALLS_OF_A_LAYER = 1000, 270
 """Calls of Python and of C functions together."""
-OPERATIONS_REPLAYED, CALLS_REPLAYED, CALLS_OF_A_ROW = 16, 115, 2
+OPERATIONS_REPLAYED, CALLS_REPLAYED, CALLS_OF_A_ROW = 16, 108, 2
 """The counts of a whole step with C kernels, however many layers there are."""
 CALLS_OF_TEXTS, CALLS_OF_A_TEXT = 200, 34
 """The calls of a step of texts with C kernels."""
