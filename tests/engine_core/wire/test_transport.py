@@ -54,7 +54,7 @@ def greeted(server: ServerEnd) -> None:
     assert [(frame.bytes, hello) for frame, hello in server.greetings.read_with_frames()] == [
         (b"engine-0", HELLO)
     ]
-    wait(server.output_parsing.sock)
+    wait(server.answers.sock)
     assert list(server.read_answers()) == [(0, HELLO)]
 
 
@@ -71,7 +71,7 @@ def test_requests_go_down_and_answers_come_up(server: ServerEnd, engine: EngineE
     wait(engine.requests.sock)
     assert list(engine.requests.read()) == [Abort(ids=[1])]
     assert engine.send(Dead("why"))
-    wait(server.output_parsing.sock)
+    wait(server.answers.sock)
     assert list(server.read_answers()) == [(0, Dead("why"))]
 
 
