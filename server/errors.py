@@ -5,7 +5,6 @@
     ├── Unauthorized          401
     ├── Forbidden             403  the key is valid, but not for this
     ├── NotFound              404
-    ├── SpaceMismatch         409  vectors would be from another space than the client requires
     ├── TooLarge              413
     ├── Unprocessable         422  what the request refers to cannot be had
     ├── TooManyRequests       429  more than the client's share
@@ -101,12 +100,6 @@ class Forbidden(ApiError):
 class NotFound(ApiError):
     status = 404
     type = "NotFoundError"
-
-
-class SpaceMismatch(ApiError):
-    status = 409
-    type = "ConflictError"
-    code = "space_mismatch"
 
 
 class TooLarge(ApiError):

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -269,10 +269,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pooling: PoolingConfig = PoolingConfig()
     """Pooling, labels and prompts, as the model's files say."""
     default_prompt_name: str | None = None
-    reading_digest: str = ""
-    """A digest of how texts to pool become tokens."""
-    space_name: str | None = None
-    """The operator's name for the space of the model's vectors."""
     score_type: ScoreType | None = None
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""
@@ -292,11 +288,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def vocab_size(self) -> int:
         return self.ready.vocab_size
-
-    @cached_property
-    def spaces(self) -> dict[object, Any]:
-        """The spaces of vectors that were asked for so far, by what was asked (`server.requests.spaces`)."""
-        return {}
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:

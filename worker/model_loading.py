@@ -22,7 +22,7 @@ from models.towers.model import transcribes
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
-from worker.devices.fingerprint import find_digests
+from worker.devices.fingerprint import find_fingerprint
 from worker.devices.selection import choose_dtypes
 from worker.host.memory import ReadPages, release_after_loading
 from worker.ranks.pipeline_stage import Stage, open_stage
@@ -78,7 +78,7 @@ def settle(loaded: Loaded, weights: Sequence[Tensor], max_len: int) -> str:
     made = config.options.quantization in MADE_ON_LOADING
     if (found := read_quantization(config.model)) and found.bits <= MOST_BITS and not made:
         logger.info("%s: %s", found.describe(), describe_sizes(loaded.model.parameters()))
-    fingerprint = find_digests(config, device, loaded.dtype, max_len).fingerprint
+    fingerprint = find_fingerprint(config, device, loaded.dtype, max_len)
     release_after_loading(Path(config.folder))
     return fingerprint
 

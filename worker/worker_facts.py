@@ -7,9 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from models.pooling.config import VectorFacts
 from models.pooling.representations import CosineScores
-from worker.protocol import Task
 
 TimedSteps = tuple[tuple[int, float], ...]
 """The tokens of steps that were run, and the seconds that each took."""
@@ -43,8 +41,6 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The number of states that can be remembered for prompts that begin alike; None: no layer has states."""
     fingerprint: str = ""
     """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
-    vectors: dict[Task, VectorFacts] = {}
-    """How vectors are made, for each of the tasks that makes some."""
     has_idle_work: bool = False
     """Whether there is work to do while no step runs, that makes later steps quicker (`Executor.idle`)."""
     timed_steps: TimedSteps = ()

@@ -105,23 +105,6 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_sep_token: bool | None = None
     """Whether a separator stands between the texts of a pair; None leaves it to the tokenizer."""
 
-    @property
-    def heads_of_tokens(self) -> tuple[TokenWeights | TokenVectors, ...]:
-        """The heads that may have a file of their own beside the checkpoint."""
-        weights = (self.sparse,) if isinstance(self.sparse, TokenWeights) else ()
-        return (*weights, self.token_vectors)
-
-
-class VectorFacts(msgspec.Struct, frozen=True, gc=False):
-    """How the vectors of a task are made if a request does not say."""
-
-    digest: str
-    """A digest of what makes hidden states of tokens, and of the weights that follow them."""
-    pooling: str
-    """The modes by which tokens are merged, joined by "_"; "tokens" if each has a vector."""
-    normalized: bool
-    dimensions: int
-
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of --pooler-config, as vLLM 0.32 and 0.11 name them. `LLM` takes one, too."""

@@ -8,7 +8,6 @@ once, and everything is on devices that promise no such bits. All arithmetic is 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -91,8 +90,6 @@ class Rows(Protocol):
 
     needs_all: bool
     """Whether rows that are not the last one of a sequence may be needed."""
-    name: str
-    """What the spaces of vectors call it."""
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool) -> Sequence[int]:
         """The positions of a sequence whose rows are needed, in order. Known before anything is computed."""
@@ -105,7 +102,6 @@ class Merged:
     def __init__(self, modes: Sequence[Mode]) -> None:
         self.modes = tuple(modes)
         self.needs_all = self.modes != ("LAST",)
-        self.name = "_".join(modes).lower()
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return range(0 if self.needs_all else len(tokens) - 1, len(tokens))
@@ -135,7 +131,6 @@ class Weighed:
 
     def __init__(self, head: VocabularyLike, form: Splade) -> None:
         self._head = head
-        self.name = f"splade_{form.pooling_strategy}_{form.activation_function}"
         self._takes_largest = form.pooling_strategy == "max"
         self._logarithms = 2 if form.activation_function == "log1p_relu" else 1
 
@@ -166,7 +161,6 @@ class Counted:
 
     def __init__(self, which: TokenVectors) -> None:
         self._which = which
-        self.name = f"tokens_{zlib.crc32(repr(which).encode()):08x}"
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return self._which.counts(tokens, query=query)
@@ -176,7 +170,6 @@ class Every:
     """One row for each token."""
 
     needs_all = True
-    name = "tokens"
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return range(len(tokens))
@@ -189,7 +182,6 @@ class Tagged:
 
     def __init__(self, tag: int) -> None:
         self.tag = tag
-        self.name = f"tokens_{tag}"
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return [position for position, token in enumerate(tokens) if token == self.tag]

@@ -70,9 +70,6 @@ class RequestState:
     """What the helper process has read of a long body. The endpoint sets it."""
     work: Described | None = None
     """The request to the engine, for traces. It sets itself."""
-    embedding_space: str = ""
-    """The space of the vectors in the answer, which the endpoint tells in a header. The call that makes the
-    vectors sets it."""
 
     def arrive(self, scope: Scope) -> None:
         """Sets what nobody has set before the endpoint of the request is called."""

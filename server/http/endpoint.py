@@ -163,8 +163,6 @@ class Endpoint(APIRoute):
             log.exception("%s %s failed", request.method, self.path)
             return explain(request, error)
         response.raw_headers.extend(state.times.headers())
-        if state.embedding_space:
-            response.raw_headers.append((b"x-embedding-space", state.embedding_space.encode()))
         return response
 
     async def respond(self, request: Request, state: RequestState) -> Response:

@@ -31,9 +31,6 @@ class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
     default_prompt_name: Annotated[str | None, OptionDoc(MODEL)] = None
     """The prompt that is written before texts to embed where a request names none."""
-    space_name: Annotated[str | None, OptionDoc(MODEL)] = None
-    """Your name for the space of the model's vectors, in place of digests of its weights and tokenizer; with
-    NAME=DIGEST the server starts only if these are still the ones of that digest (docs/spaces.md)."""
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):

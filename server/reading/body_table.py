@@ -16,14 +16,13 @@ from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of
 from server.requests.labels.entities import Span, read_entity_texts
 from server.requests.pooling import PooledText, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
-from server.requests.spaces import NONE, prompt_part, short_digest
 from server.requests.text_windows import read_in_windows
 from server.schemas.chat import ChatRequest
 from server.schemas.cohere import CohereRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
-from server.schemas.messages import Message, TemplateOptions
+from server.schemas.messages import Message
 from server.schemas.moderations import ModerationRequest
 from server.schemas.ollama.requests import (
     OllamaChatRequest,
@@ -86,8 +85,6 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     items: list[PooledText]
     repeated: list[bytes] = []
     """The texts as JSON, if the answer repeats them."""
-    prompt: str = NONE
-    """What the space of their vectors says of how the texts were read."""
     many: bool = True
     """Whether the texts came in a list, as the answer then does."""
     spans: list[list[Span]] = []
@@ -114,11 +111,10 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
         facts, context.tokenizer, body.truncation(facts), prompt, special, name, in_windows=in_windows
     )
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
-    told = prompt_part(prompt, special=special) if isinstance(sources[0], str) else "ids"
     items = texts.read_all(sources, params)
     if facts.pooling.max_embed_len is not None:
         items = read_in_windows(items, facts)
-    return ReadTexts(items, repeated, told)
+    return ReadTexts(items, repeated)
 
 
 def _read_conversations(
@@ -133,13 +129,7 @@ def _read_conversations(
     special = adds_special(context) if special is None else special
     truncation, prompt = body.truncation(facts), body.prompt(params.task, facts)
     reader = TextReader(facts, context.tokenizer, truncation, prompt, special, "messages")
-    told = f"messages_{short_digest(prompt, special, context.tokenizer.chat.sources, _written_by(options))}"
-    return ReadTexts(read_conversations(conversations, options, context, reader, params), prompt=told)
-
-
-def _written_by(options: TemplateOptions) -> dict[str, object]:
-    """What of a body decides how conversations are written."""
-    return options.model_dump(include={*TemplateOptions.model_fields}, exclude_defaults=True)
+    return ReadTexts(read_conversations(conversations, options, context, reader, params))
 
 
 def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:

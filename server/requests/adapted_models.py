@@ -89,16 +89,11 @@ def is_current(adapter: Adapter, source: str) -> bool:
 
 
 def _with_own_weights(worker: WorkerFacts, digest: str) -> WorkerFacts:
-    """The facts of weights to which an adapter adds something: its vectors are from a space of their own."""
-    vectors = {
-        task: replace(made, digest=_both(made.digest, digest)) for task, made in worker.vectors.items()
-    }
-    made_by = worker.fingerprint and f"fp_{_both(worker.fingerprint, digest)[:16]}"
-    return replace(worker, vectors=vectors, fingerprint=made_by)
-
-
-def _both(base: str, adapter: str) -> str:
-    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
+    """The facts of weights to which an adapter adds something: their fingerprint is another."""
+    if not worker.fingerprint:
+        return worker
+    both = hashlib.sha256(f"{worker.fingerprint} {digest}".encode()).hexdigest()
+    return replace(worker, fingerprint=f"fp_{both[:16]}")
 
 
 def facts_with(base: Facts, state: AdapterState | None) -> Facts:
@@ -115,4 +110,4 @@ def facts_with(base: Facts, state: AdapterState | None) -> Facts:
     ready = replace(base.ready, worker=worker)
     own = replace(base, model_names=(adapter.name,), root=adapter.root, ready=ready, pooling=pooling)
     prompt = adapter.prompt or base.default_prompt_name
-    return replace(own, chat_template=adapter.chat_template, space_name=None, default_prompt_name=prompt)
+    return replace(own, chat_template=adapter.chat_template, default_prompt_name=prompt)

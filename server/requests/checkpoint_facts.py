@@ -10,8 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from engine_core.protocol import Ready
 from engine_core.resolve_checkpoint import find_checkpoint
 from models.checkpoint.hub import resolve
@@ -22,7 +20,6 @@ from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import describe_format
 from server.output_parsing.parser_plugins import load_parsers
 from server.requests.generation_config import read_defaults, read_generation_config
-from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles, template_text
@@ -135,7 +132,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
     )
     if GENERATE in tasks:
         _log.info("answers are drawn with %s, unless a request says otherwise", defaults)
-    facts = Facts(
+    return Facts(
         model_names=config.model_names,
         root=config.root,
         created=int(time.time()),
@@ -149,11 +146,9 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         default_prompt_name=_default_prompt_name(config, pooling),
         score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
-        reading_digest=digest_reading(tokenizer.digest, pooling),
         sources=_sources(config, ready, folder, model),
         int8_ranges=() if config.vectors.int8_ranges is None else _ranges(config.vectors.int8_ranges, ready),
     )
-    return msgspec.structs.replace(facts, space_name=checked_name(config.vectors.space_name, facts))
 
 
 def _sources(config: ServerConfig, ready: Ready, folder: Path, model: ModelConfig) -> SourceFacts | None:

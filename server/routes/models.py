@@ -21,7 +21,6 @@ from server.frontend.many_models import ManyModels, Named
 from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint, require_json, require_ready
 from server.http.sse import json_response
-from server.requests.spaces import usual_space
 from server.routes.request_context import config_of, frontend_of, read_texts, server_of
 from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.text.tokenizer_files import tokenizer_info
@@ -73,8 +72,6 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """Only with several models: the bytes that it takes, or took; None if that is not known."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
-    embedding_space: str | None = None
-    """The space of vectors where a request says nothing but its texts, if the model makes any."""
     media: CardMedia | None
     """None if the model takes only texts. Clients of OpenAI ignore this field."""
     permission: list[dict[str, object]]
@@ -170,7 +167,6 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
         max_model_len=facts.max_model_len,
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
-        embedding_space=str(space) if (space := usual_space(facts)) else None,
         media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
         permission=[_permission(name, facts.created)],
     )
@@ -185,7 +181,6 @@ def _card_of_adapter(adapters: ServedAdapters, state: AdapterState) -> ModelCard
 def _card_of_several(name: str, state: ModelState) -> ModelCard:
     """The card of a model that may not be loaded."""
     facts, slot, taken = state.facts, state.slot, state.media
-    space = None if facts is None else usual_space(facts)
     created = _STARTED if facts is None else facts.created
     return ModelCard(
         id=name,
@@ -197,7 +192,6 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
         model=state.entry.name,
         memory=slot.size or None,
         quantization=None if facts is None else facts.ready.quantization,
-        embedding_space=None if space is None else str(space),
         media=None if taken is None else CardMedia(*taken),
         permission=[_permission(name, created)],
     )

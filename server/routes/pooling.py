@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
@@ -73,7 +73,6 @@ async def create_embeddings(
 async def _embed(body: bodies.EmbeddingRequest, request: Request) -> Response:
     call = PoolingCall(request, body, "embd-")
     found: ReadTexts = await read_texts(request, body)
-    call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
         return bodies.Embedding(
@@ -97,7 +96,6 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
     call = PoolingCall(request, body, "pooling-")
     found: ReadTexts = await read_texts(request, body)
-    call.find_space(found, body.values(call.facts))
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
         named = {NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
@@ -134,12 +132,11 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body)
     found: ReadTexts = await read_texts(request, body)
-    space = call.find_space(found, body.values)
     params = found.items[0].params
     require_outputs(request, params)
     outputs = [by_task(one, params) for one in await call.run(found.items)]
     return await maybe_in_thread(
-        lambda: json_response(_for_cohere(call, body, outputs, found.repeated, space)),
+        lambda: json_response(_for_cohere(call, body, outputs, found.repeated)),
         len(outputs) > FEW_VECTORS,
     )
 
@@ -250,7 +247,6 @@ def _for_cohere(
     body: CohereRequest,
     outputs: Sequence[dict[Task, Vectors]],
     texts: Sequence[bytes],
-    space: str | UnsetType,
 ) -> CohereEmbedded:
     vectors, types = (
         [one["embed"] for one in outputs if "embed" in one],
@@ -281,8 +277,6 @@ def _for_cohere(
         embeddings=embeddings,
         texts=[msgspec.Raw(text) for text in texts],
         meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
-        embedding_space=space,
-        embedding_spaces=call.spaces,
     )
 
 

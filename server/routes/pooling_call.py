@@ -10,17 +10,15 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import UNSET, UnsetType
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.request_state import Attributes, state_of
 from server.http.sse import encode
 from server.model_facts import OUTPUTS
-from server.reading.body_table import PoolingRequestBody, ReadTexts
+from server.reading.body_table import PoolingRequestBody
 from server.requests.pooling import PooledText
 from server.requests.scoring import Compared, compute_scores
-from server.requests.spaces import check_space, find_space
 from server.requests.text_windows import join_windows
 from server.routes.request_context import EngineCall, frontend_of
 from server.schemas.pooling_bodies import PooledList
@@ -55,9 +53,6 @@ class PoolingCall(EngineCall):
         self.request = request
         self._group = frontend.new_group()
         self._admission: Admission | None = None
-        self._required_space, self._space = _required_space(request), UNSET
-        self.spaces: dict[str, str] | UnsetType = UNSET
-        """The space of each of several outputs, by its name."""
         self.state.work = self
 
     def describe(self) -> Attributes:
@@ -78,8 +73,6 @@ class PoolingCall(EngineCall):
 
     async def compute(self, items: Sequence[PooledText]) -> list[Pooled]:
         """What the engine answers to each of these texts."""
-        if self._required_space is not None:
-            check_space(self._required_space, None)
         admission = self.admit(len(items))
         options = self.terms.add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
@@ -105,24 +98,6 @@ class PoolingCall(EngineCall):
         self.admit(len(compared.documents))
         return await compute_scores(compared, self.facts, self.run)
 
-    def find_space(self, found: ReadTexts, values: str = "float") -> str | UnsetType:
-        """The name of the space of these texts' vectors, if there are any, which the answer's header tells.
-
-        Raises SpaceMismatch if the client requires another.
-        """
-        space = find_space(self.facts, found.items[0].params, found.prompt, values)
-        if self._required_space is not None:
-            check_space(self._required_space, space)
-            self._required_space = None
-        if space is not None:
-            self.state.embedding_space = self._space = str(space)
-        params = found.items[0].params
-        if params.outputs:
-            each = [msgspec.structs.replace(params, task=task) for task in (params.task, *params.outputs)]
-            spaces = [(one.task, find_space(self.facts, one, found.prompt, values)) for one in each]
-            self.spaces = {NAMES[task]: str(own) for task, own in spaces if own is not None}
-        return self._space
-
     def usage(self) -> Usage:
         return self._usage(self.tokens, self.times.cached_tokens, self._media)
 
@@ -133,8 +108,6 @@ class PoolingCall(EngineCall):
             created=self.created,
             model=self.model,
             usage=self.usage(),
-            embedding_space=self._space,
-            embedding_spaces=self.spaces,
         )
         return list_response(head, map(encode, entries))
 
@@ -145,13 +118,6 @@ class PoolingCall(EngineCall):
             self._admission = self.state.admit(self.frontend.admissions, places)
             self.id = self._admission.take_id(self.id)
         return self._admission
-
-
-def _required_space(request: Request) -> str | None:
-    """The space that a client requires of the vectors, by a header or a parameter of the URL."""
-    if b"require_space" in request.scope["query_string"]:
-        return request.query_params.get("require_space")
-    return state_of(request.scope).header(b"x-require-space")
 
 
 async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:

@@ -16,7 +16,6 @@ from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.sse import encode
 from server.model_facts import Facts, no_task
 from server.reading.body_table import ReadTexts
-from server.requests.spaces import usual_space
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
 from server.routes.pooling import label_of
@@ -56,14 +55,12 @@ async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
     """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
     call = PoolingCall(request, body)
     found: ReadTexts = await read_texts(request, body)
-    call.find_space(found)
     return written_list(map(sparse_pairs_json, await call.run(found.items)))
 
 
 async def _vectors(body: EmbedRequest | EmbedAllRequest, request: Request) -> Response:
     call = PoolingCall(request, body)
     found: ReadTexts = await read_texts(request, body)
-    call.find_space(found)
     vectors = await call.run(found.items)
     return written_list(map(as_json, vectors))
 
@@ -113,7 +110,6 @@ async def info(request: Request) -> Response:
             "tokenization_workers": 1,
             "version": version("facet-serve"),
             "tasks": facts.tasks,
-            "embedding_space": str(space) if (space := usual_space(facts)) else None,
         }
     )
 

@@ -93,11 +93,6 @@ class CohereRequest(Body):
         return self.embedding_types or ["float"]
 
     @property
-    def values(self) -> str:
-        """The kinds of numbers of the vectors."""
-        return "_".join(dict.fromkeys("float" if kind == "base64" else kind for kind in self.types))
-
-    @property
     def terms(self) -> RequestTerms:
         return RequestTerms(self.model, self.request_id, self.priority, self.cache_salt or "")
 
@@ -161,5 +156,3 @@ class CohereEmbedded(msgspec.Struct):
     texts: list[msgspec.Raw]
     meta: Meta
     response_type: str = "embeddings_by_type"
-    embedding_space: str | UnsetType = UNSET
-    embedding_spaces: dict[str, str] | UnsetType = UNSET

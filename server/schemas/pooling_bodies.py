@@ -24,7 +24,6 @@ from server.requests.pooling import (
     find_prompt,
     prompt_for,
 )
-from server.requests.spaces import short_digest
 from server.requests.vectors import EmbedDtype, Endianness
 from server.schemas.body import (
     FIRST_ERROR,
@@ -245,14 +244,6 @@ class VectorsBody(TextBody):
         """The field in which the client has given `input_type`."""
         return "input_type"
 
-    def values(self, facts: Facts) -> str:
-        """The kind of numbers of the vectors, for the name of their space."""
-        if self.embed_dtype in ("binary", "ubinary"):
-            return self.embed_dtype
-        if self.embed_dtype not in ("int8", "uint8"):
-            return "float"
-        return f"{self.embed_dtype}_{short_digest(facts.int8_ranges) if facts.int8_ranges else 'alone'}"
-
     def vector_params(self, task: str | None) -> PoolingParams:
         return PoolingParams(
             task=task,
@@ -317,10 +308,6 @@ class PooledList(msgspec.Struct, kw_only=True):
     model: str
     data: list[Any] = []
     usage: Usage
-    embedding_space: str | UnsetType = UNSET
-    """How the vectors were made, if there are any: equal for those that compare with each other."""
-    embedding_spaces: dict[str, str] | UnsetType = UNSET
-    """The same for each of several outputs, by its name."""
 
 
 class Embedding(msgspec.Struct, kw_only=True):

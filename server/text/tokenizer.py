@@ -79,10 +79,9 @@ class Tokenizer:
         add_bos: bool = False,
         path: str = "",
         response_template: Mapping[str, Any] | None = None,
-        digest: str = "",
         special_in_messages: bool = False,
     ) -> None:
-        """`path` is the tokenizer.json from which `model` was read, and `digest` that of what makes tokens.
+        """`path` is the tokenizer.json from which `model` was read.
         `special_in_messages`: control tokens that users write in messages stay control tokens.
 
         `response_template` is what the checkpoint says of the form of its answers, for transformers.
@@ -91,7 +90,6 @@ class Tokenizer:
         model.no_padding()
         self.chat = chat
         self.path = path
-        self.digest = digest
         self.response_template = response_template
         self._model = model
         _mark_special(model, (named_tokens or {}).values())

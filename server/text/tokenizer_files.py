@@ -88,7 +88,6 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
         else:
             templates = _read_templates(folder, config) or _family_templates(folder)
         try:
-            digest = _digest(path, [named, config.get("add_bos_token") is True])
             model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
@@ -104,7 +103,6 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             add_bos=config.get("add_bos_token") is True,
             path=str(path),
             response_template=described if isinstance(described, dict) else None,
-            digest=digest,
             special_in_messages=self.special_in_messages,
         )
 
@@ -127,15 +125,6 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             else:
                 _run_conversion(folder, target, trust_remote_code=self.trust_remote_code)
         return target
-
-
-def _digest(path: Path, beside: object) -> str:
-    """A digest of the parts of tokenizer.json that make tokens of texts, and of what is told `beside` it."""
-    parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    digest = hashlib.sha256(repr(beside).encode())
-    for name in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model"):
-        digest.update(bytes(parts.get(name, b"null")))
-    return digest.hexdigest()
 
 
 def tokenizer_info(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:

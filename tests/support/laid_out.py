@@ -76,7 +76,7 @@ class Table:
         needed = needed_positions or (lambda _, tokens: range(len(tokens)))
         kind = PooledTexts if paged else EncodedTexts
         texts = cast("Any", Needed(needed)), (), worker_config(), 4, torch.float32, self.device.allocate
-        self.pools = kind(*texts, lambda: "")
+        self.pools = kind(*texts)
         self.pools.open(WorkerLimits(4, 4, 64, 20), self.slots, BLOCKS)
         self.planner = StepPlanner(self.slots, BLOCKS, 100, Hooks([self.pools]), self._begin)
         self.number = 0

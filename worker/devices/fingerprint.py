@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
 
 from models.fingerprint import digest_weights
 from models.parallel.rank_shares import most_ranks_of
-from models.pooling.routed_folder import QUERIES
-from models.pooling.sentence_files import Normalize
-from models.quantization.config import MADE_ON_LOADING, read_quantization
+from models.quantization.config import read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.selection import dtype_name
@@ -27,70 +24,9 @@ _BY_LENGTH = ("dynamic", "longrope", "su")
 """Types of rope whose frequencies depend on the length of the longest sequence."""
 
 
-_WITHOUT_VECTORS = frozenset(
-    {
-        "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-        "cache_implementation", "classifier_from_token", "dtype", "eos_token_id", "finetuning_task",
-        "gradient_checkpointing", "id2label", "initializer_range", "is_matryoshka", "label2id",
-        "matryoshka_dimensions", "matryoshka_dims", "method", "model_max_length", "num_labels",
-        "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
-        "sentence_transformers", "tie_word_embeddings", "torch_dtype", "torchscript",
-        "transformers_version", "use_cache",
-    }
-)  # fmt: skip
-"""Fields of config.json on which no vector depends."""
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-
-
-class Digests(NamedTuple):
-    """What tells served models apart."""
-
-    fingerprint: str
-    """"fp_" and 16 hexadecimal digits."""
-    vectors: str
-    """What the spaces of vectors have of it."""
-
-
-def find_digests(config: WorkerConfig, device: Device, dtype: torch.dtype, max_len: int) -> Digests:
-    """The digests of a model that is loaded."""
+def find_fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_len: int) -> str:
+    """Digest everything that decides the bits of a loaded model -> "fp_" and 16 hexadecimal digits."""
     weights = digest_weights(Path(config.folder), config.options.load_format, config.options.seed)
-    return Digests(_fingerprint(config, device, dtype, max_len, weights), _digest_vectors(config, weights))
-
-
-def _digest_vectors(config: WorkerConfig, weights: str) -> str:
-    """A digest of what a checkpoint's vectors depend on, but for their pooling and how texts become tokens.
-
-    These are the weights, those of modules behind the model, what config.json says of layers, how media are
-    prepared, and whether weights are quantized when they are loaded. How precisely the device computes does
-    not count, nor how many ranks there are.
-    """
-    folder, options, pooling = Path(config.folder), config.options, config.pooling
-    steps = [step for step in (*pooling.token_steps, *pooling.steps) if not isinstance(step, Normalize)]
-    beside = [step.folder for step in steps] + [head.file for head in pooling.heads_of_tokens if head.file]
-    beside += [QUERIES] if pooling.static_queries else []
-    processors = [path.read_bytes() for name in _PROCESSORS if (path := folder / name).is_file()]
-    parts = (
-        weights,
-        [digest_weights(folder / name, options.load_format, options.seed) for name in beside],
-        msgspec.json.encode(_of_layers(config.model.whole or config.model.raw), order="sorted"),
-        options.quantization if options.quantization in MADE_ON_LOADING else None,
-        processors,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _of_layers(fields: object) -> object:
-    """The fields of config.json on which vectors depend, in each of its parts."""
-    if not isinstance(fields, dict):
-        return fields
-    return {
-        name: _of_layers(value)
-        for name, value in fields.items()
-        if name not in _WITHOUT_VECTORS and "dropout" not in str(name)
-    }
-
-
-def _fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_len: int, weights: str) -> str:
     options, raw = config.options, config.model.raw
     parts = (
         weights,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from models.layers.cross_attention import find_source_model
 from models.layers.state import state_layers
 from models.towers.model import find_tower
-from worker.devices.fingerprint import find_digests
 from worker.features.adapters.adapted import hold_adapters
 from worker.features.cache_tiers.cache_records import CacheRecords
 from worker.features.experts.shared_experts import SharedExperts
@@ -66,7 +65,7 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
 
 
 def _pool(loaded: Loaded) -> PooledTexts:
-    config, device, options = loaded.config, loaded.device, loaded.options
+    config, device = loaded.config, loaded.device
     kind = EncodedTexts
     if loaded.model.causal:
         kind = StoredTexts if whole_tasks(loaded.tasks, loaded.model.pooler) else PooledTexts
@@ -77,5 +76,4 @@ def _pool(loaded: Loaded) -> PooledTexts:
         loaded.block_size,
         loaded.dtype,
         device.allocate,
-        lambda: find_digests(config, device, loaded.dtype, options.max_len or config.model.max_len).vectors,
     )

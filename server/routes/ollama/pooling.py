@@ -24,9 +24,8 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
     call = PoolingCall(request, body)
     found: ReadTexts = await read_texts(request, body)
-    space = call.find_space(found)
     vectors = await call.run(found.items)
-    head = api.Embedded(model=call.model, embedding_space=space)
+    head = api.Embedded(model=call.model)
     head.measure(call.times, call.tokens)
     before, _, after = encode(head).partition(b'"embeddings":[]')
     return written_list(map(as_json, vectors), before + b'"embeddings":[', b"]" + after)
@@ -37,7 +36,6 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Respo
     """Return the vector of one text, in `prompt`, as the model makes it."""
     call = PoolingCall(request, body)
     found: ReadTexts = await read_texts(request, body)
-    call.find_space(found)
     [vector] = await call.run(found.items)
     return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
 

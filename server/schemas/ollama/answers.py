@@ -76,7 +76,6 @@ class Embedded(Durations, kw_only=True):
     model: str
     embeddings: list[msgspec.Raw] = []
     """Left empty: vectors are written one by one."""
-    embedding_space: str | UnsetType = UNSET
 
 
 class RankedDocument(msgspec.Struct):

@@ -13,7 +13,7 @@ from tiny import tiny_checkpoint
 from models.config import read_config
 from models.parallel.experts import Placement
 from worker.config import Place, WorkerConfig
-from worker.devices.fingerprint import find_digests
+from worker.devices.fingerprint import find_fingerprint
 from worker.devices.selection import choose_dtype, open_device
 from worker.runner import Runner
 
@@ -29,7 +29,7 @@ def configured(folder: Path, **given: object) -> WorkerConfig:
 
 def printed(config: WorkerConfig, max_len: int = 64) -> str:
     device = open_device(config)
-    return find_digests(config, device, choose_dtype(config, device), max_len).fingerprint
+    return find_fingerprint(config, device, choose_dtype(config, device), max_len)
 
 
 def test_what_does_not_change_it(folder: Path) -> None:
@@ -105,9 +105,9 @@ def test_where_experts_lie_does_not_change_it_if_each_returns_its_result(folder:
 def test_kernels_change_it(folder: Path) -> None:
     config = configured(folder)
     device = open_device(config)
-    first = find_digests(config, device, torch.float32, 64).fingerprint
+    first = find_fingerprint(config, device, torch.float32, 64)
     device.arithmetic += "other kernels"
-    assert find_digests(config, device, torch.float32, 64).fingerprint != first
+    assert find_fingerprint(config, device, torch.float32, 64) != first
 
 
 def test_two_starts_have_the_same(folder: Path) -> None:

@@ -22,7 +22,6 @@ from worker.features.pooling.vectors import (
     gather_hidden,
     plan_pools,
     segments_of,
-    vector_facts,
     widths,
     with_pieces,
 )
@@ -51,11 +50,10 @@ class PooledTexts(Feature):
         block_size: int,
         dtype: torch.dtype,
         allocate: Callable[[int], Tensor],
-        digest: Callable[[], str],
     ) -> None:
-        """`allocate` takes memory of the device; `digest` finds what vectors have of the model."""
+        """`allocate` takes memory of the device."""
         self._pooler, self._tasks, self._config = pooler, tasks, config
-        self._block_size, self._dtype, self._allocate, self._digest = block_size, dtype, allocate, digest
+        self._block_size, self._dtype, self._allocate = block_size, dtype, allocate
         self._whole = whole_tasks(tasks, pooler)
         self._last = config.place.stage == config.place.stages - 1
         self._width = config.model.output_size if self._whole and self._last else 0
@@ -75,7 +73,6 @@ class PooledTexts(Feature):
             facts,
             widths=widths(self._tasks, self._pooler),
             whole_tasks=self._whole,
-            vectors=vector_facts(self._tasks, self._pooler, self._digest()),
         )
 
     def plan_pools(self, columns: Columns, packet: Packet) -> Sequence[Pool]:

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.pooling_ops import Segments
-from models.pooling.config import VectorFacts
 from models.pooling.pooler import Pieces, PoolBatch, Pooler
-from worker.protocol import QUERY_GONE, Pooling, Task
+from worker.protocol import QUERY_GONE, Pooling
 from worker.steps.batch import PooledRow, PooledVectors
 from worker.tables.positions import Columns
 from worker.tables.slots import Slots
@@ -31,7 +30,6 @@ from worker.tasks import by_pooler
 MOST_QUERY_BYTES = 64 << 20
 """The bytes of vectors of queries that are stored: beyond, the query that was used longest ago is dropped."""
 
-_VECTORS: tuple[Task, ...] = ("embed", "token_embed", "sparse_embed")
 _UNCUT = 1 << 30
 
 
@@ -103,16 +101,6 @@ def max_sim(query: Tensor, document: Tensor) -> Tensor:
 def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
     """The numbers in each vector of a task, before any cut."""
     return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in by_pooler(tasks)}
-
-
-def vector_facts(tasks: tuple[str, ...], pooler: Pooler, digest: str) -> dict[Task, VectorFacts]:
-    """How vectors are made, for each of these tasks that makes some. `digest` is that of the model."""
-    found: dict[Task, VectorFacts] = {}
-    for task in _VECTORS:
-        if task in tasks:
-            head = pooler.heads[task]
-            found[task] = VectorFacts(digest, head.rows.name, head.activates, head.cut(None))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
