@@ -9,25 +9,21 @@ alone with a full server is refused with 503.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from engine_core.engine_stats import Rates, Stats, expected_length
+from engine_core.engine_stats import Stats, expected_length
 from engine_core.protocol import Standing
 from server.access.client_identity import Caller
+from server.access.retry_after import seconds_until_done, whole_seconds
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
 
 DEFAULT_QUEUE = 8192
 """Waiting sequences when --max-num-queued-reqs is not given: more than any client would wait for."""
 DEFAULT_QUEUED_TOKENS = 1 << 22
 """Waiting tokens when --max-num-queued-tokens is not given: two times some 200 MB, here and in the engine."""
-
-FIRST_GUESS = 5
-"""Seconds to wait, while no engine has said how fast it is."""
-MAX_WAIT = 3600
 
 _FULL = (
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different "
@@ -289,20 +285,11 @@ class Admissions:
         """The seconds until all that is here now has been computed."""
         stats = self.engines.stats
         if stats is not None and stats.expected_wait > 0 and stats.running + stats.waiting >= self.live:
-            return _whole(stats.expected_wait)  # it knows more, such as which prompts are cached
+            return whole_seconds(stats.expected_wait)  # it knows more, such as which prompts are cached
         return self._seconds_for()
 
     def _seconds_for(self, owner: Owner | None = None) -> int:
-        """The seconds until all is computed; of an owner all that it has here, at its share of the engine."""
-        stats = self.engines.stats
-        if stats is None or stats.rates is None:
-            return FIRST_GUESS
-        everybody = self._owners.values()
-        seconds = _seconds(everybody, stats.rates)
-        if owner is not None:
-            weights = sum([each.weight for each in everybody])
-            seconds = min(seconds, _seconds([owner], stats.rates) * weights / owner.weight)
-        return _whole(seconds)
+        return seconds_until_done(self.engines.stats, self._owners.values(), owner)
 
     def _excess(self, caller: Caller, new: int) -> int:
         """How many sequences too many there would be with so many new ones of a caller; 0 or less if they
@@ -390,11 +377,3 @@ class Admissions:
     def refuse(self, error: ApiError) -> NoReturn:
         self.on_refusal()
         raise error
-
-
-def _seconds(owners: Collection[Owner], rates: Rates) -> float:
-    return rates.seconds(sum([each.prompts for each in owners]), sum([each.answers for each in owners]))
-
-
-def _whole(seconds: float) -> int:
-    return max(1, min(MAX_WAIT, math.ceil(seconds)))

@@ -51,7 +51,7 @@ async def _serve(descriptor: int) -> int:
     if process.shared_metrics is not None:
         _share_metrics(Path(process.shared_metrics))
     # After share_metrics, because prometheus_client reads the variable when it is imported.
-    from server.run.api_server import ApiServer
+    from server.run.api_lifecycle import ApiServer
 
     try:
         server = ApiServer(process)

@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from models.media.whisper import NO_SOUND, PIECE_FRAMES
-from server.speech.reading import PieceReading, probe
 from server.speech.silence import cut_at_silence
 from server.speech.speech_model import Piece, SpeechEngine
 from server.speech.transcription import Asked, Counts, Segment
 from server.speech.vocabulary import SpeechTokens
+from server.speech.window_decoding import PieceReading, probe
 
 MOST_AT_ONCE = 8
 """Parts of a recording that are read at the same time."""

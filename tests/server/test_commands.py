@@ -93,7 +93,7 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])
+@pytest.mark.parametrize("module", ["server.main", "server.run.api_lifecycle", "facet"])
 def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
     arguments = ["serve"] if module == "facet" else []
     done = run(sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-mfu-metrics")

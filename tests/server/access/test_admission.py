@@ -10,12 +10,11 @@ from engine_core.engine_stats import Rates, Stats
 from server.access.admission import (
     DEFAULT_QUEUE,
     DEFAULT_QUEUED_TOKENS,
-    FIRST_GUESS,
-    MAX_WAIT,
     Admission,
     Admissions,
 )
 from server.access.client_identity import ANYONE, Caller
+from server.access.retry_after import FIRST_GUESS, MAX_WAIT
 from server.errors import BadRequest, Overloaded, TooManyRequests
 
 A, B, C = Caller("a"), Caller("b"), Caller("c", weight=2.0)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from speech_engines import KNOWN, STAMP
 
-from server.speech.reading import CertainText, cut_spans
 from server.speech.subtitles import srt, vtt
 from server.speech.transcription import Thresholds, average_logprob, compression_ratio
+from server.speech.window_decoding import CertainText, cut_spans
 
 
 def stamps(*values: int) -> list[int]:

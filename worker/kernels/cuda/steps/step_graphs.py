@@ -24,8 +24,8 @@ from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.draft_passes import DraftPasses, PassForm, is_pass_of
-from worker.kernels.cuda.steps.forms_to_make import URGENT_TOKENS, forms_to_make, is_of, size_of, with_pass
 from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
+from worker.kernels.cuda.steps.graph_sizes import URGENT_TOKENS, forms_to_make, is_of, size_of, with_pass
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,
     StepTensors,

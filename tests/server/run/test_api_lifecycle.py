@@ -15,7 +15,7 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.options.parse_server_options import parse
 from server.run.api_children import NOTHING_LEFT
-from server.run.api_server import ApiServer
+from server.run.api_lifecycle import ApiServer
 from server.run.commands import bind
 from worker.child import BROKE
 
