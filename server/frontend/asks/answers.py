@@ -230,8 +230,11 @@ class Answer(Generic[H_co]):
     def _read(self, part: Part, widths: Sequence[int]) -> Part:
         """The same part of a conversation's answer with what it says. `widths` are the characters of tokens
         that the reader of its choice has not heard of."""
-        reader = self.readers[part.choice]
-        part.said = reader.read(part.delta, widths)
+        reader, delta = self.readers[part.choice], part.delta
+        if reader.is_text:
+            part.said = (Text(delta.text),) if delta.text else ()
+            return part
+        part.said = reader.read(delta, widths)
         part.has_calls = reader.has_calls
         if reader.counts_reasoning:
             part.counts = replace(part.counts, reasoning=reader.reasoning_tokens)
@@ -318,6 +321,8 @@ class _ChoiceReader:
         self._reader: AnswerReader | None = None
         format, tools, chat = plan.format, asked.conversation.tools, asked.chat
         self.counts_reasoning = bool(format and format.thinking)
+        self.is_text = format is None
+        """Whether the answer is text and nothing else, so that `read` is not called."""
         if format is None:
             return
         if tools and chat.tool_choice is not None:
@@ -340,7 +345,7 @@ class _ChoiceReader:
     def read(self, delta: Delta, widths: Sequence[int]) -> list[AnswerPart]:
         """The parts that a delta begins, continues or completes."""
         if (reader := self._reader) is None:
-            return [Text(delta.text)] if delta.text else []
+            return []
         parts = reader.push(delta.text, widths)
         if delta.finish_reason is not None:
             parts += reader.finish()
