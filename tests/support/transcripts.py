@@ -25,6 +25,13 @@ FOLDER = Path(__file__).parents[1] / "transcripts"
 HEADERS = ("allow", "retry-after", "warning", "www-authenticate", "x-ratelimit-limit-requests", "metadata")
 """The headers of answers that clients read, beside the content type."""
 
+TIMES = (
+    "server-timing",
+    *(f"x-facet-{part}" for part in ("expected-first-token-ms", "queue-ms", "prefill-ms", "decode-ms")),
+    "x-facet-cached-tokens",
+)
+"""Headers of answers that tell times, compared where a transcript says what times the engine took."""
+
 ANSWERING = ("status", "told", "answer", "events", "asked", "checked")
 """The fields of a case that hold its answer."""
 
@@ -32,9 +39,10 @@ Case = dict[str, Any]
 
 _ID = re.compile(r"(?<![0-9a-zA-Z])([a-z]+[_-])?([0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{16,64})(?![0-9a-zA-Z])")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?")
+_OWN_TIME = re.compile(r"((?:tokenize|answer|total);dur)=-?[\d.]+")
 _VOLATILE = re.compile(
     r"created|\w+_at|\w+_duration|elapsed_s|\w*fingerprint|memory|root|server_load|size\w*"
-    r"|version"
+    r"|version|(tokenize|answer|total)_ms"
 )
 """Fields whose values say when and where a request ran."""
 _OF_A_SERVER = re.compile(_VOLATILE.pattern + r"|cached_tokens|cache_\w+_tokens|retry-after|sequence_number")
@@ -91,7 +99,10 @@ def answer_of(case: Case, response: httpx.Response, *, live: bool) -> Case:
     """
     plain = _Plain(live)
     kind = response.headers.get("content-type", "")
-    told = {name: plain.of(response.headers[name], name) for name in HEADERS if name in response.headers}
+    names = (*HEADERS, *TIMES) if "timing" in case.get("engine", {}) else HEADERS
+    told = {name: plain.of(response.headers[name], name) for name in names if name in response.headers}
+    if "server-timing" in told:
+        told["server-timing"] = _OWN_TIME.sub(r"\1=#", told["server-timing"])
     told |= {"metadata": plain.of(json.loads(response.headers["metadata"]))} if "metadata" in told else {}
     found: Case = {"status": response.status_code}
     if kind.startswith(("text/event-stream", "application/x-ndjson")):
