@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guessed_rows import measure_rows
+from draft_rows import measure_rows
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
