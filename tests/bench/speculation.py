@@ -110,7 +110,7 @@ class Timed:
 
     seconds: float = 0.0
     sequences: int = 0
-    methods: tuple[str, ...] = field(default=("enter", "follow", "pays", "choose", "learn", "leave"))
+    methods: tuple[str, ...] = field(default=("enter", "follow", "pays", "choose", "landed", "leave"))
 
     def wrap(self, guesser: Speculator) -> None:
         for name in self.methods:
