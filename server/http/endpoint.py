@@ -213,7 +213,8 @@ class Endpoint(APIRoute):
         dialect = state.header(DIALECT) or state.frontend.config.dialect
         if dialect not in DIALECTS:
             raise BadRequest(
-                f"X-Facet-Dialect is {', '.join(DIALECTS)}, not {dialect[:64]!r}.", "X-Facet-Dialect"
+                f"X-Facet-Dialect must be one of {', '.join(DIALECTS)}, got {dialect[:64]!r}.",
+                "X-Facet-Dialect",
             )
         return self._dialects.get(dialect, self._usual)
 

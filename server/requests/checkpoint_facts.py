@@ -96,10 +96,6 @@ def _load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
     return tokenizer
 
 
-def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
-    return tokenizer_files(config, folder).load()
-
-
 def open_transformers_tokenizer(config: ServerConfig, folder: Path) -> Any:
     """Loads the checkpoint's tokenizer, or the one of the option `tokenizer`, by AutoTokenizer."""
     transformers = import_module("transformers")  # by name: it brings torch, which the server never imports

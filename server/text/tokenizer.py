@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from array import array
@@ -149,11 +148,6 @@ class Tokenizer:
         # The batch call lets other threads run meanwhile and skips the offsets, which nobody here needs.
         ids = self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return [*self._prefix, *ids] if self._prefix and add_special_tokens else ids
-
-    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        if len(text) < LONG_TEXT:
-            return self.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens)
 
     def encode_many(
         self,

@@ -15,7 +15,6 @@ from server.requests.checkpoint_facts import (
     QWEN3_RERANKER,
     find_facts,
     load_tokenizer,
-    open_tokenizer,
     tokenizer_files,
 )
 
@@ -31,7 +30,7 @@ def config(folder: Path, **fields: object) -> None:
 def find(folder: Path, *flags: str, tasks: tuple[str, ...] = ("embed", "token_embed"), **said: Any) -> Facts:
     ready = changed(READY, tasks=tasks, widths=dict.fromkeys(tasks, 8), **said)
     options = parse([str(folder), *flags], {})
-    return find_facts(options, ready, folder, open_tokenizer(options, folder))
+    return find_facts(options, ready, folder, tokenizer_files(options, folder).load())
 
 
 def test_a_sentence_encoder_may_read_less_than_its_window(folder: Path) -> None:
@@ -103,7 +102,7 @@ def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, caplog: pytest.LogC
     options = parse([str(folder)], {})
     few = changed(READY, vocab_size=largest)
     with caplog.at_level(logging.WARNING, "server"):
-        found = find_facts(options, few, folder, open_tokenizer(options, folder))
+        found = find_facts(options, few, folder, tokenizer_files(options, folder).load())
     assert largest not in found.eos_token_ids
     (line,) = caplog.messages
     assert f"and the model {largest} tokens: texts with others are refused" in line
