@@ -16,11 +16,9 @@ from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
-from models.lora.folder import is_adapter
-from models.lora.folder import make_folder as make_folder_of_adapter
 from models.lora.task_folder import has_tasks, task_adapters
 from models.lora.task_folder import make_folder as make_folder_of_tasks
-from models.lora_config import CONFIG_FILE, read_adapter
+from models.lora_config import is_adapter, read_adapter
 from models.mistral.folder import is_mistral
 from models.mistral.folder import make_folder as make_mistral_folder
 from models.plain_files import FileError
@@ -49,7 +47,7 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
                 f"--quant says which GGUF file is meant, and {config.model} has none: leave it out"
             )
         if is_adapter(found):
-            return _merged(config, found, report, weights=weights)
+            raise _no_model(config.model, read_adapter(found).base)
         if not is_mistral(found, config.worker.load_format):
             if has_tasks(found):
                 return make_folder_of_tasks(found, _private_cache("tasks", found))
@@ -61,15 +59,12 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
     return make_folder(found, _private_cache("gguf", found), config_from)
 
 
-def _merged(config: EngineConfig, adapter: Path, report: Callable[[float], None], *, weights: bool) -> Path:
-    """Find the base that an adapter names -> a folder in which both look like one checkpoint."""
-    named = read_adapter(adapter).base
-    if not named:
-        raise ConfigError(f"{adapter / CONFIG_FILE} names no base: fill in base_model_name_or_path")
-    if is_adapter(Path(named).expanduser()):
-        raise ConfigError(f"{adapter} is an adapter of an adapter, {named}: merge that one first")
-    base = find_checkpoint(replace(config, model=named, revision=None), report, weights=weights)
-    return make_folder_of_adapter(adapter, base, _private_cache("adapters", adapter))
+def _no_model(adapter: str, base: str) -> ConfigError:
+    """The error of an adapter that is named in place of a model."""
+    return ConfigError(
+        f"{adapter} is an adapter, not a model: serve its base, {base or 'which it does not name'}, with "
+        f"--lora-modules NAME={adapter}, or merge it into that (PEFT's merge_and_unload)"
+    )
 
 
 def _private_cache(name: str, found: Path) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from models.checkpoint.files import weight_files
 from models.gguf.folder import gguf_parts
-from models.lora_config import CONFIG_FILE, TENSORS_FILE, merged_adapter
 
 _PIECES, _PIECE_BYTES = 4, 64
 """Pieces that are read of each tensor, spread evenly over it, and their size."""
@@ -27,8 +26,6 @@ def digest_weights(folder: Path, load_format: str, seed: int) -> str:
     if load_format == "dummy":
         return f"dummy {seed}"
     files = [folder] if folder.is_file() else gguf_parts(folder) or weight_files(folder, load_format)
-    if (adapter := merged_adapter(folder)) is not None:
-        files = [*files, adapter / TENSORS_FILE, adapter / CONFIG_FILE]
     found = [one for path in files for one in (_zipped(path) if zipfile.is_zipfile(path) else _sampled(path))]
     digest = hashlib.sha256()
     for one in sorted(found):

@@ -32,8 +32,6 @@ from models.families.encoders import rotary_roberta
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
-from models.lora.merging import merged
-from models.lora_config import merged_adapter
 from models.mistral.folder import was_made
 from models.mistral.tensors import renamed
 from models.model import ModelSetup, ServedModel
@@ -112,9 +110,6 @@ def load_model(
     setup = options.setup()
     quantization = read_quantization(options.config)
     source = source or _open(options)
-    if (adapter := merged_adapter(options.folder)) is not None and source.tensors:
-        quantized = "" if quantization is None else quantization.describe()
-        source = merged(source, adapter, tied=options.config.tie_word_embeddings, quantized=quantized)
     _check_layers(setup.config, source)
     model_class = _model_class(options, setup.config)
     if quantization is not None and not _trusts_config(model_class):

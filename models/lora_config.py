@@ -20,15 +20,13 @@ from models.plain_files import ConfigError, FileError, check_regular, read_objec
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What the names of all tensors of an adapter begin with."""
-MERGED = "merged_adapter"
-"""The folder of an adapter within that of a base which it is merged into as weights are read."""
 HEADS = ("score", "classifier")
 """The names of heads that an adapter may bring whole."""
 
 Rank = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Bias = Literal["none", "lora_only", "all"]
 
-_MERGE = "merge it into its base (PEFT's merge_and_unload, then save_pretrained) and serve the result"
+MERGE = "merge it into its base (PEFT's merge_and_unload, then save_pretrained) and serve the result"
 _SUFFIXES = {
     "A": ".lora_A.weight",
     "B": ".lora_B.weight",
@@ -57,7 +55,15 @@ _REFUSED = {
 """Fields that change what an adapter computes, and what it is then."""
 _TRAINING = frozenset(
     [
-        *("auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules"),
+        *(
+            "auto_mapping",
+            "fan_in_fan_out",
+            "peft_version",
+            "revision",
+            "inference_mode",
+            "target_modules",
+            "exclude_modules",
+        ),
         *("lora_dropout", "layers_to_transform", "layers_pattern", "megatron_config"),
         *("megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
         *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
@@ -87,7 +93,6 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
     modules_to_save: list[str] | None = None
     init_lora_weights: bool | str | None = True
     alora_invocation_tokens: list[int] | None = None
-    fan_in_fan_out: bool | None = False
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,24 +102,13 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name or folder of the model that it was trained on; "" if it does not say."""
     task_type: str
     """PEFT's name of the task, such as CAUSAL_LM or SEQ_CLS; "" if it does not say."""
-    rank: int
     alpha: float
-    rank_pattern: dict[str, int]
-    """Expressions of modules' names -> their rank, where it is not `rank`."""
     alpha_pattern: dict[str, float]
+    """Expressions of modules' names -> their alpha, where it is not `alpha`."""
     rslora: bool
     """Whether the scale is alpha / sqrt(rank), not alpha / rank."""
-    dora: bool
-    """Whether the columns of the sum of both matrices are brought to lengths of their own."""
-    bias: Bias
-    """The biases of the base that it replaces."""
-    lora_bias: bool
-    """Whether B has a bias."""
-    fan_in_fan_out: bool
-    """Whether the base stores its matrices as [inputs, outputs]."""
     invocation_tokens: tuple[int, ...]
     """The tokens from whose last occurrence in a prompt on it is active (aLoRA); empty: everywhere."""
-    modules_to_save: tuple[str, ...]
     head: str
     """The name of the head that it brings: one of HEADS; "" if there is none."""
     labels: int
@@ -129,6 +123,12 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         found = (key for key in self.alpha_pattern if re.match(rf"(.*\.)?({key})$", module))
         alpha = next((self.alpha_pattern[key] for key in found), self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and no whole model."""
+    weights = (path.name for kind in ("*.safetensors", "*.bin", "*.gguf") for path in folder.glob(kind))
+    return (folder / CONFIG_FILE).is_file() and all(name.startswith("adapter_model.") for name in weights)
 
 
 def read_adapter(folder: Path) -> AdapterConfig:
@@ -148,17 +148,10 @@ def read_adapter(folder: Path) -> AdapterConfig:
     return AdapterConfig(
         base=saved.base_model_name_or_path or "",
         task_type=saved.task_type or "",
-        rank=saved.r,
         alpha=saved.lora_alpha,
-        rank_pattern=saved.rank_pattern or {},
         alpha_pattern=saved.alpha_pattern or {},
         rslora=bool(saved.use_rslora),
-        dora=bool(saved.use_dora),
-        bias=saved.bias or "none",
-        lora_bias=bool(saved.lora_bias),
-        fan_in_fan_out=bool(saved.fan_in_fan_out),
         invocation_tokens=tuple(saved.alora_invocation_tokens or ()),
-        modules_to_save=tuple(saved.modules_to_save or ()),
         head=head,
         labels=_count_labels(folder, head, tensors) if head else 0,
         most_rank=max(ranks, default=0),
@@ -202,11 +195,6 @@ def problem_type(folder: Path) -> str:
     return found if isinstance(found, str) else ""
 
 
-def merged_adapter(folder: Path) -> Path | None:
-    """The folder of the adapter that is merged into the checkpoint in `folder`, if there is one."""
-    return folder / MERGED if (folder / MERGED / CONFIG_FILE).is_file() else None
-
-
 def split_name(name: str) -> tuple[str, str]:
     """The module and the kind of a tensor, of whose name PREFIX was taken; the kind of others is ""."""
     for kind, suffix in _SUFFIXES.items():
@@ -226,10 +214,10 @@ def _read_fields(path: Path, raw: Mapping[str, object]) -> _Saved:
     except msgspec.ValidationError as error:
         raise AdapterError(f"{path}: {error}") from None
     if saved.peft_type != "LORA":
-        raise AdapterError(f"{path}: peft_type is {saved.peft_type!r}, and LORA alone is served: {_MERGE}")
+        raise AdapterError(f"{path}: peft_type is {saved.peft_type!r}, and LORA alone is served: {MERGE}")
     for field, what in _REFUSED.items():
         if raw.get(field):
-            raise AdapterError(f"{path}: {field} is set, so this {what}, which is not served: {_MERGE}")
+            raise AdapterError(f"{path}: {field} is set, so this {what}, which is not served: {MERGE}")
     known = {*_Saved.__struct_fields__, *_REFUSED, *_TRAINING}
     for field in raw.keys() - known:
         if raw[field]:
@@ -237,7 +225,7 @@ def _read_fields(path: Path, raw: Mapping[str, object]) -> _Saved:
             meant = f"; near it are {' and '.join(near)}" if near else ""
             raise AdapterError(
                 f"{path}: the field {shown(field)!r} is not known here{meant}: it may change what the "
-                f"adapter computes, so {_MERGE}, or remove the field if it does not"
+                f"adapter computes, so {MERGE}, or remove the field if it does not"
             )
     start = saved.init_lora_weights
     if isinstance(start, str) and start.startswith(_CONVERTIBLE):
@@ -299,15 +287,15 @@ def _check_name(folder: Path, name: str, saved: _Saved) -> None:
     path = folder / TENSORS_FILE
     last = module.removesuffix(".weight").rpartition(".")[2]
     if "token_adapter" in name or "trainable_tokens" in name:
-        raise AdapterError(f"{path}: {shown(name)} holds embeddings of added tokens: {_MERGE}")
+        raise AdapterError(f"{path}: {shown(name)} holds embeddings of added tokens: {MERGE}")
     if last in ("lm_head", "embed_tokens", "wte", "word_embeddings", "embed_out", "embed_in"):
         raise AdapterError(
             f"{path}: {shown(name)} is a full {last} of its own, which is not served beside the base's: "
-            f"{_MERGE}, or train it as LoRA (target_modules) without resized vocabulary"
+            f"{MERGE}, or train it as LoRA (target_modules) without resized vocabulary"
         )
     raise AdapterError(
         f"{path}: {shown(name)} is no tensor of LoRA, and of whole modules only {' and '.join(HEADS)} may "
-        f"come with an adapter: {_MERGE}"
+        f"come with an adapter: {MERGE}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Adapters: merged into their base as it is loaded, or beside it."""
+"""Adapters: low-rank matrices beside those of a model, and heads, from files that PEFT saved."""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.files import read_safetensors
-from models.lora.merging import not_finite
+from models.lora.adapter_layers import not_finite
 from models.lora_config import (
+    MERGE,
     PREFIX,
     TENSORS_FILE,
     AdapterConfig,
@@ -73,7 +74,7 @@ def _classifier(folder: Path, config: AdapterConfig, size: int, *, causal: bool)
     if config.task_type != "TOKEN_CLS" and not causal and "out_proj.weight" not in found:
         raise AdapterError(
             f"{folder}: its {config.head} reads what a pooler makes of an encoder's first token, which is "
-            "not computed beside others: serve the adapter's own folder, which merges it into its base"
+            f"not computed beside others: {MERGE}"
         )
     weight, bias = found.pop("weight", None), found.pop("bias", None)
     if weight is not None and not found:
@@ -86,7 +87,7 @@ def _classifier(folder: Path, config: AdapterConfig, size: int, *, causal: bool)
         names = ", ".join(map(shown, sorted(found))) or "these tensors"
         raise AdapterError(
             f"{folder}: its {config.head} is neither one matrix nor the layers dense and out_proj: {names}; "
-            "merge it into its base (PEFT's merge_and_unload) and serve the result"
+            f"{MERGE}"
         )
     _check(folder, inner, inner_bias, (size, size))
     _check(folder, outer, outer_bias, (config.labels, size))

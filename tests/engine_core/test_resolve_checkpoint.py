@@ -45,3 +45,10 @@ def test_people_read_the_sentence_in_the_log(model: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "engine_core")
     engine = Engine.start(EngineConfig(model=str(model)), lambda _: None, FakeExecutor)
     assert caplog.messages == [describe(engine.ready.worker)]
+
+
+def test_an_adapter_in_place_of_a_model_is_refused_with_its_base() -> None:
+    with pytest.raises(
+        ConfigError, match=r"demo/shout is an adapter, .* its base, demo, with --lora-modules"
+    ):
+        find_checkpoint(EngineConfig(model="demo/shout"), lambda done: None)

@@ -18,8 +18,8 @@ from models.layers.embedding import Embedding
 from models.layers.linear import Linear
 from models.layers.stages import Layers
 from models.loader import LoadOptions, open_base
+from models.lora.adapter_layers import AdaptedLayer, AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
-from models.lora.unmerged import AdaptedLayer, AdapterPull, adaptable_layers, open_adapters
 from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
 from models.ops.lora_ops import PreparedAdapter

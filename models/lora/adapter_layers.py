@@ -1,4 +1,4 @@
-"""Serves LoRA adapters unmerged: each layer reads its own matrices of an adapter, cut as its weight is."""
+"""Reads LoRA adapters: each layer reads its own matrices of an adapter, cut as its weight is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from models.checkpoint.files import Stored, read_safetensors
 from models.checkpoint.weights import Weights
 from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
-from models.lora.merging import not_finite, other_weights, two_ranks
 from models.lora.names import Places, ends_cut_off
 from models.lora_config import (
+    MERGE,
     PREFIX,
     TENSORS_FILE,
     AdapterConfig,
@@ -168,7 +168,10 @@ class AdapterPull:
             raise AdapterError(f"{self.folder}: {module} has only one of the matrices A and B")
         rank = a.shape[0]
         if b.shape[-1] != rank:
-            raise two_ranks(self.folder, module, a.shape, b.shape)
+            raise AdapterError(
+                f"{self.folder}: {module} has matrices of two ranks, A {list(a.shape)} and B "
+                f"{list(b.shape)}: save the adapter again"
+            )
         if a.shape != (rank, inputs.size) or b.shape != (outputs, rank):
             raise AdapterError(
                 f"{self.folder}: {module} is {[b.shape[0], a.shape[-1]]} in the adapter, and "
@@ -192,7 +195,10 @@ class AdapterPull:
         ours, theirs = self._matrix(layer, place), saved.read(None)
         theirs = theirs.t() if isinstance(layer, Embedding) else theirs
         if ours.shape != theirs.shape or not torch.equal(ours.to(theirs.dtype), theirs):
-            raise other_weights(self.folder, module, theirs.shape, ours.shape)
+            raise AdapterError(
+                f"{self.folder}: it brings a full {module} {list(theirs.shape)} that is not the base's "
+                f"{list(ours.shape)}: {MERGE}"
+            )
 
     def _factor(
         self, layer: AdaptedLayer, place: Place, parts: Parts, a: Tensor, b: Tensor, scale: float
@@ -223,6 +229,11 @@ class AdapterPull:
         if isinstance(layer, RowLinear) and layer.parallel.rank > 0:
             return torch.zeros_like(shift)  # it must enter the sum of ranks once
         return shift
+
+
+def not_finite(folder: Path, module: str) -> AdapterError:
+    """The error of numbers that would make all answers NaN."""
+    return AdapterError(f"{folder}: {module} has NaN or infinite numbers: train the adapter or save it again")
 
 
 def _joined(parts: Sequence[Tensor | None], lengths: Sequence[int], rest: float) -> Tensor | None:
