@@ -137,7 +137,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_token_gap_ms: Annotated[float | None, OptionDoc(SCHEDULER, least=0)] = None
     """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
     planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
-    or four times what the rows that decode take if that is longer, and up to 250 while prompts wait for
+    or four times what the rows that decode take if that is longer, and up to 220 while prompts wait for
     their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have 512 tokens at most while nobody
     streams, if the model generates."""
     enable_logging_iteration_details: Annotated[bool, OptionDoc(SCHEDULER)] = False

@@ -8,7 +8,7 @@ from engine_core.config import EngineConfig
 from engine_core.scheduling.step_time_estimate import StepTime
 from worker.worker_facts import WorkerFacts
 
-_GAP, _WIDEST_GAP = 0.05, 0.25
+_GAP, _WIDEST_GAP = 0.05, 0.22
 """The default gap between two tokens of a stream while no newcomer waits, and while many do: nobody reads
 faster than ten tokens a second."""
 _DECODING_STEPS = 4
