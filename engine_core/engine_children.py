@@ -34,17 +34,15 @@ class EngineProcess:
         module: str,
         folder: Path,
         start: child.Start = child.start,
-        starts: int = 0,
     ) -> None:
-        """`module` is what `python -m` runs, or `start` in its place; `folder` is that of the run; `starts`:
-        how often those have been started with which it shares experts."""
+        """`module` is what `python -m` runs, or `start` in its place; `folder` is that of the run."""
         self.number = config.index
         self.name = "the engine" if config.alone else f"engine {config.index}"
         if config.label:
             self.name += f" of {config.label}"
-        self.starts = starts
+        self.starts = 0
         self.removed = False
-        """Whether it shall end and not be started again, because there are to be fewer replicas."""
+        """Whether it shall end and not be started again, because its model is unloaded."""
         self._config = config
         self._module, self._start = module, start
         self._page_path = folder / f"engine-{config.index}.progress"
@@ -58,11 +56,6 @@ class EngineProcess:
         )
         self.process = self._start(self.name, self._module, msgspec.msgpack.encode(config))
 
-    def start_among(self, replicas: Replicas) -> None:
-        """Start as one of so many from now on."""
-        self._config = msgspec.structs.replace(self._config, replicas=replicas)
-        self.start()
-
     @property
     def exit_code(self) -> int | None:
         return self.process.exit_code
@@ -71,19 +64,18 @@ class EngineProcess:
 class EngineProcesses:
     def __init__(
         self,
-        make: Callable[[int, Replicas, int], EngineProcess],
+        make: Callable[[int], EngineProcess],
         folder: RunFolder,
         addresses: list[Address],
         replicas: Replicas,
         start_seconds: float = inf,
     ) -> None:
-        """`make` starts the engine of a number, as one of these replicas, which were started so often.
+        """`make` starts the engine of a number.
 
         `start_seconds`: after so many without a sign that its start goes on, an engine is killed.
         """
         self.start_seconds = start_seconds
-        self._make, self._replicas = make, replicas
-        self.engines = [make(number, replicas, 0) for number in replicas.started]
+        self.engines = [make(number) for number in replicas.started]
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
         self.worked = False
@@ -94,8 +86,6 @@ class EngineProcesses:
         """Whether they leave when the first engine does, on another machine, and wait for the next."""
         self.together = replicas.together
         """Whether the engines share experts, so that all end if one does, and are started as one."""
-        self.is_rebuilt = False
-        """Whether they end now in order to be started as another number of engines."""
         self._folder = folder
         self._is_one = replicas.together or len(replicas.numbers) == 1
 
@@ -115,46 +105,17 @@ class EngineProcesses:
             return self.worked
         return code != STOPPED and not (code == CANNOT_START and engine.starts == 1)
 
-    def resize(self, size: int) -> tuple[list[EngineProcess], list[EngineProcess]]:
-        """Start engines until there are so many, or note which are to end; returns both. Raises OSError."""
-        self._replicas = msgspec.structs.replace(self._replicas, size=size, here=size)
-        self._is_one = size == 1
-        removed = [engine for engine in self.engines if engine.number >= size]
-        for engine in removed:
-            engine.removed = True
-        added: list[EngineProcess] = []
-        for number in range(len(self.engines), size):
-            added.append(self._make(number, self._replicas, 0))
-            self.engines.append(added[-1])
-        return added, removed
-
-    def rebuild(self, size: int) -> None:
-        """Have engines that share experts end at once, so that `start_all` starts so many in their place."""
-        if size != len(self.engines):
-            self._replicas = msgspec.structs.replace(self._replicas, size=size, here=size)
-            self.is_rebuilt = True
-            for engine in self.engines:
-                engine.process.kill()
-
-    def start_all(self) -> list[EngineProcess]:
-        """Start all again as one; returns those that are no more. Raises OSError, and then none runs."""
-        latest = max(engine.starts for engine in self.engines)
-        size = self._replicas.here
-        removed = self.engines[size:] if self.is_rebuilt else []
+    def start_all(self) -> None:
+        """Start all again as one. Raises OSError, and then none runs."""
         try:
-            for engine in self.engines[:size]:
-                engine.start_among(self._replicas)
-            for number in range(len(self.engines), size) if self.is_rebuilt else ():
-                self.engines.append(self._make(number, self._replicas, latest))
+            for engine in self.engines:
+                engine.start()
         except OSError:
             latest = max(engine.starts for engine in self.engines)
             for engine in self.engines:
                 engine.process.kill()
                 engine.starts = latest  # or the next ones would look for each other in different places
             raise
-        del self.engines[len(self.engines) - len(removed) :]
-        self.is_rebuilt = False
-        return removed
 
     def terminate(self) -> None:
         """Ask all engines to end. Asked again, they do not wait for their requests."""
@@ -199,7 +160,7 @@ def start_engines(
     folder = RunFolder()
     servers = list(addresses) or [_address(folder.path, index) for index in range(api_servers)]
 
-    def make(number: int, replicas: Replicas, starts: int) -> EngineProcess:
+    def make(number: int) -> EngineProcess:
         afar = number not in replicas.local
         process = ProcessConfig(
             engine=config,
@@ -215,7 +176,7 @@ def start_engines(
             label=label,
             most_cache_bytes=most_cache_bytes,
         )
-        return EngineProcess(process, RAY_REPLICA if afar else module, folder.path, start, starts)
+        return EngineProcess(process, RAY_REPLICA if afar else module, folder.path, start)
 
     waits = replicas.elsewhere or config.nnodes > 1  # for other machines, as long as it takes
     return EngineProcesses(make, folder, servers, replicas, inf if waits else config.engine_ready_timeout)

@@ -175,7 +175,7 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
     """
     watching = asyncio.create_task(
         watch(
-            engines.engines if engines.together else [*engines.engines],
+            engines.engines,
             lambda engine, stalled: watcher.engine_stalled(engine.number, stalled),
             leaving=lambda: engines.leaving,
             start_seconds=engines.start_seconds,
@@ -186,22 +186,6 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
             await _keep_together(engines, watcher)
         else:
             await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
-    finally:
-        watching.cancel()
-
-
-async def keep_added(engines: EngineProcesses, engine: EngineProcess, watcher: EngineWatcher) -> None:
-    """Does the same for an engine that was added later."""
-    watching = asyncio.create_task(
-        watch(
-            [engine],
-            lambda _, stalled: watcher.engine_stalled(engine.number, stalled),
-            leaving=lambda: engines.leaving or engine.removed,
-            start_seconds=engines.start_seconds,
-        )
-    )
-    try:
-        await _keep_engine(engines, engine, watcher)
     finally:
         watching.cancel()
 
@@ -239,15 +223,14 @@ class _EngineGroup:
         self._watcher = watcher
 
     def start(self) -> None:
-        for removed in self._engines.start_all():
-            self._watcher.engine_given_up(removed.number, "", explained=False)
+        self._engines.start_all()
 
     async def next_end(self) -> int:
         """Waits until all have ended, not to start anew for an operator; returns the first exit code."""
         while True:
             code = await self._end_of_all()
             has_left = code == STOPPED and self._engines.follow_the_first
-            if self._engines.leaving or not (self._engines.is_rebuilt or has_left):
+            if self._engines.leaving or not has_left:
                 return code
             try:
                 self.start()
@@ -269,7 +252,7 @@ class _EngineGroup:
             chosen = min(ended, key=lambda task: (task.result() == LEFT_ALONE, task.result() >= 0))
             self.first, code = exits[chosen], _told(chosen.result())
             self.process = self.first.process
-            if others and code != STOPPED and not self._engines.is_rebuilt:
+            if others and code != STOPPED:
                 _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
             self._watcher.engine_exited(self.first.number, code)
             if others:

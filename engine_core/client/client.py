@@ -73,7 +73,7 @@ class EngineClient:
         """Called when `ready` has changed."""
         self._servers, self._on_progress = servers, on_progress
         self._restarts = restarts or restart_wait is not None
-        self._shares_clock = not replicas.elsewhere  # replicas that are added are on this machine
+        self._shares_clock = not replicas.elsewhere
         self._table, wait = ReplicaTable(replicas, servers), restart_wait if self._restarts else 0.0
         self._dispatcher = sender = Dispatcher(self._table, self._send, wait)
         self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
@@ -237,7 +237,7 @@ class EngineClient:
         replica = self._table.replicas.get(number)
         if replica is None or replica.lost is not None or self.dead is not None:
             return
-        blamed = None if replica.leaving or self._table.is_rebuilt else replica.ready
+        blamed = None if replica.leaving else replica.ready
         ended = self._table.lose(replica, reason)
         if for_good or (not self._restarts and number in self._table.layout.local):
             for one in reversed(ended):

@@ -28,9 +28,6 @@ _MEDIA_IN_MESSAGE = 64 << 20
 _STANDING_SECONDS = 1.0
 """Seconds for an engine to say how far a request has come. One that computes a long step says it later."""
 
-_REBUILD_SECONDS = 3600.0
-"""Seconds for which requests wait at most while an operator has all engines started anew."""
-
 _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
 _TOO_LATE = "the request has taken longer than it may, and no engine could take it"
@@ -291,8 +288,6 @@ class Dispatcher:
         One that has been held since it was last sent keeps its deadline.
         """
         wait = self._table.restart_wait if self._restart_wait is None else self._restart_wait
-        if self._table.is_rebuilt:
-            wait = _REBUILD_SECONDS
         if self._closed is not None or wait <= 0 or not self._table.may_take(one):
             self._refuse([one])
             return

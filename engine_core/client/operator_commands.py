@@ -1,4 +1,4 @@
-"""Orders of an operator to all engines of a model: to end, to be more, to forget prefixes, to sleep."""
+"""Orders of an operator to all engines of a model: to end, to forget prefixes, to sleep."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ class OperatorCommands:
     def tell(self, order: protocol.Request) -> None:
         for number in list(self._table.replicas):
             self._notify(number, order)
-
-    @property
-    def settled(self) -> asyncio.Event:
-        """Set unless replicas are still to work, or to end, because their number has changed."""
-        return self._table.settled
-
-    def resize(self, size: int, seconds: float) -> None:
-        """Have so many replicas; those beyond finish what they have within `seconds`."""
-        for replica in self._table.resize(size):
-            self._notify(replica.number, protocol.Drain(seconds=seconds))
 
     def reset_prefix_cache(self) -> None:
         """Have all engines forget what they keep of prompts."""

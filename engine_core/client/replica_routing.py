@@ -9,13 +9,10 @@ late interaction follows the query to whose vectors it is compared. Nothing is s
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
-
-from msgspec.structs import replace
 
 from engine_core.client.in_flight import InFlight, can_go_on
 from engine_core.client.replica import (
@@ -161,45 +158,12 @@ class ReplicaTable:
         self._several_servers = servers > 1
         self._router = ReplicaRouter()
         self.late_queries = LateQueries()
-        self.settled = asyncio.Event()
-        """Set unless replicas are still to work, or to end, because their number has changed."""
-        self.settled.set()
-
-    def resize(self, size: int) -> list[Replica]:
-        """Have so many replicas from now on, all on this machine; returns those that are to end alone."""
-        changes = size != self.layout.size
-        self.layout = replace(self.layout, size=size, here=size)
-        for number in self.layout.local:
-            self.replicas.setdefault(number, Replica(number))
-        self.settled.clear()
-        self._settle()
-        if self.layout.together:
-            for one in self.replicas.values():
-                one.stalled |= changes  # it gets nothing more, since all end, and are started as one
-            return []
-        return [one for number, one in self.replicas.items() if number >= size]
-
-    def _settle(self) -> None:
-        """Forget replicas that had to end and have, and find out whether any change is still to come."""
-        known, size = list(self.replicas.values()), self.layout.size
-        self.replicas = {one.number: one for one in known if one.number < size or not one.given_up}
-        if all(one.number < size and (one.works or self._fails(one)) for one in self.replicas.values()):
-            self.settled.set()
-
-    def _fails(self, replica: Replica) -> bool:
-        """Whether a replica that should work does not, and will not soon."""
-        return replica.given_up if self.layout.together else replica.lost is not None
 
     @property
     def restart_wait(self) -> float:
         """The seconds for which a request waits for a replica to be started again, by what starts took."""
         slowest = max((one.start_seconds for one in self.replicas.values()), default=0.0)
         return max(LEAST_WAIT, STARTS_TO_WAIT * slowest)
-
-    @property
-    def is_rebuilt(self) -> bool:
-        """Whether all replicas are being started again, as another number of them."""
-        return self.layout.together and not self.settled.is_set()
 
     @property
     def progress(self) -> Progress:
@@ -270,8 +234,6 @@ class ReplicaTable:
         if self.ready is not None:
             worker = self.ready.worker
             self._router.remembered = min(REMEMBERED, worker.cached_tokens // BLOCK)
-        if not self.settled.is_set():
-            self._settle()
         return self.ready != before
 
     def may_take(self, request: InFlight) -> bool:

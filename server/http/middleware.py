@@ -124,7 +124,7 @@ DEEP = "deep"
 ADMIN_PATHS = frozenset(
     {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
-    | {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/models/load", "/models/unload"}
+    | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     | {"/collective_rpc", "/start_profile", "/stop_profile"}
 )

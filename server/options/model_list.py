@@ -175,7 +175,6 @@ def _check_model(entry: ModelEntry) -> None:
         "--data-parallel-external-lb": config.replicas.apart,
         "--distributed-executor-backend ray": engine.distributed_executor_backend == "ray",
         "--nnodes": engine.nnodes > 1,
-        "--enable-elastic-ep": config.enable_elastic_ep,
         "--api-server-count": config.api_server_count > 1,
         "--enable-sleep-mode": engine.enable_sleep_mode,
         "--server-dev-mode": config.server_dev_mode,

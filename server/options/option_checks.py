@@ -160,7 +160,6 @@ def _check_replicas(config: ServerConfig) -> None:
         _check_sharing(config)
     if replicas.first and not (headless or replicas.apart):
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
-    _check_elastic(config)
     if replicas.by_ray:
         _check_ray(config)
     if config.data_parallel_external_lb or replicas.apart:
@@ -202,14 +201,6 @@ def _check_sharing(config: ServerConfig) -> None:
         raise OptionError(
             f"--data-parallel-address {replicas.address} is a public address, and what replicas that share "
             f"experts exchange is not encrypted: {_PRIVATE}"
-        )
-
-
-def _check_elastic(config: ServerConfig) -> None:
-    replicas = config.replicas
-    if config.enable_elastic_ep and (config.headless or replicas.elsewhere or replicas.apart):
-        raise OptionError(
-            "--enable-elastic-ep scales replicas of one machine: leave it out, or what puts some on others"
         )
 
 

@@ -301,8 +301,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The same, said by name: it goes with --data-parallel-rank."""
     data_parallel_hybrid_lb: Annotated[bool, OptionDoc(WORKERS, short="-dph")] = False
     """A server for each machine behind a load balancer, which knows its own replicas only."""
-    enable_elastic_ep: Annotated[bool, OptionDoc(WORKERS)] = False
-    """Let POST /scale_elastic_ep change the number of replicas while requests run."""
     headless: Annotated[bool, OptionDoc(WORKERS)] = False
     """No API here: only workers (--nnodes) or replicas for another machine's API."""
 
@@ -340,8 +338,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             secret=self.engine.cluster_key,
             apart=rank is not None or self.data_parallel_hybrid_lb,
             by_ray=by_ray,
-            together=self.engine.enable_expert_parallel
-            and (self.data_parallel_size > 1 or self.enable_elastic_ep),
+            together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
         )
 
     @property

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.request_state import path_of, state_of
-from server.errors import BadRequest, Internal, Unavailable
+from server.errors import BadRequest, Unavailable
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, require_json
 from server.http.middleware import DEEP
@@ -22,13 +22,7 @@ from server.model_facts import GENERATE
 from server.requests.pooling import PooledText, PoolingParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
-from server.routes.request_context import (
-    MOST_REPLICAS,
-    config_of,
-    frontend_of,
-    frontends_of,
-    server_of,
-)
+from server.routes.request_context import frontend_of, frontends_of, server_of
 from server.schemas.body import FIRST_ERROR
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
@@ -43,13 +37,6 @@ class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_ids: Annotated[list[str], Field(max_length=10_000), FIRST_ERROR]
-
-
-class ScaleBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    new_data_parallel_size: Annotated[int, Field(ge=1, le=MOST_REPLICAS, strict=True)]
-    drain_timeout: Annotated[float, Field(gt=0, le=1e6)] = 120.0
 
 
 @router.get("/live")
@@ -124,30 +111,6 @@ async def metrics(request: Request) -> Response:
 async def load(request: Request) -> JSONResponse:
     """Return the number of answers that this API process is generating."""
     return JSONResponse({"server_load": server_of(request).live})
-
-
-@router.post("/scale_elastic_ep", dependencies=[Depends(require_json)])
-async def scale(request: Request, body: ScaleBody) -> JSONResponse:
-    """Have another number of replicas, and answer when it is reached. Requests go on meanwhile; those of a
-    replica that ends have `drain_timeout` seconds, after which others take them over."""
-    if not config_of(request).enable_elastic_ep:
-        raise BadRequest("The number of replicas is fixed: start the server with --enable-elastic-ep.")
-    state = request.scope["app"].state
-    if not state.settled.is_set():
-        raise Unavailable("The number of replicas is being changed already.", retry_after=5)
-    try:
-        failed = await state.resize(body.new_data_parallel_size, body.drain_timeout)
-    except ValueError as error:
-        raise BadRequest(str(error), "new_data_parallel_size") from error
-    if failed:
-        raise Internal("; ".join(failed))
-    return JSONResponse({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})
-
-
-@router.post("/is_scaling_elastic_ep")
-async def is_scaling(request: Request) -> JSONResponse:
-    """Tell whether replicas are being started or ended because their number changes."""
-    return JSONResponse({"is_scaling_elastic_ep": not request.scope["app"].state.settled.is_set()})
 
 
 @router.post("/abort", dependencies=[Depends(require_json)])

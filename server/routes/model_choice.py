@@ -53,7 +53,7 @@ MODEL_PATHS = frozenset({*BY_PATH, "/", "/info", "/tokenizer_info", "/api/show"}
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
 _MODERATIONS = "/v1/moderations"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
-_LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/scale_elastic_ep", "/is_scaling_elastic_ep"})
+_LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
 """Paths of operators that mean the only model of a server."""
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 

@@ -31,10 +31,6 @@ from server.schemas.sampling_fields import RequestTerms, Usage, make_usage
 R = TypeVar("R")
 
 
-MOST_REPLICAS = 64
-"""The most replicas that a server can be scaled to while it runs."""
-
-
 def frontend_of(request: Request) -> Frontend:
     """The frontend of the model that a request is for."""
     return request.scope[KEY].frontend
@@ -155,7 +151,7 @@ def _replica(state: RequestState, config: ServerConfig) -> int | None:
     named = state.header(REPLICA)
     if named is None:
         return None
-    numbers = range(MOST_REPLICAS) if config.enable_elastic_ep else config.replicas.numbers
+    numbers = config.replicas.numbers
     if not named.isdecimal() or int(named) not in numbers:
         header, first, last = "X-data-parallel-rank", numbers[0], numbers[-1]
         raise BadRequest(f"{header}: {named[:20]!r} is no replica; they are numbered from {first} to {last}")

@@ -17,7 +17,8 @@ from server.options.server_flags import ServerConfig
 from worker import child
 from worker.host.progress_page import ProgressPage
 
-SERVED, RESIZE = "served", "resize"
+SERVED = "served"
+"""The report of the first API process that requests are served."""
 LOAD, UNLOAD, WORKS = "load", "unload", "works"
 """Reports on one of several models, with its id: it is to be loaded, with at most so many bytes of caches if
 its options do not say how many; to go; or has answered."""
@@ -37,8 +38,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     """The inherited file descriptor of the shared listening socket."""
     reports: int
-    """The inherited descriptor of a pipe, for lines. The first API process writes SERVED once it serves; each
-    writes RESIZE, a number of replicas and the seconds for those beyond if it is asked for another number."""
+    """The inherited descriptor of a pipe, for lines: the reports that are named above."""
     progress_page: str
     """The file in which the event loop shows that it goes on."""
     shared_metrics: str | None
@@ -98,13 +98,6 @@ class ModelsChanged(msgspec.Struct, frozen=True, tag=True):
     models: list[ModelEntry]
 
 
-class Resized(msgspec.Struct, frozen=True, tag=True):
-    """There are so many replicas from now on; those beyond finish what they have within `seconds`."""
-
-    size: int
-    seconds: float
-
-
 class Served(msgspec.Struct, frozen=True, tag=True):
     """The first API process serves requests: the others listen too, once they can."""
 
@@ -123,7 +116,7 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
 
 OfModel = EngineExited | EngineGivenUp | EngineStalled | ModelStarted | ModelEnded
 """Messages on the engines of a model."""
-Message = OfModel | ModelsChanged | Resized | Served | Leaving | CutOff | Reload
+Message = OfModel | ModelsChanged | Served | Leaving | CutOff | Reload
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -153,14 +146,6 @@ class ApiProcess:
 
     def note_that_it_served(self) -> None:
         self._config = msgspec.structs.replace(self._config, first=False)
-
-    def resize(self, size: int, seconds: float) -> None:
-        """Tell the process, and those in its place, that there are so many replicas from now on."""
-        config, fewest = self._config.config, min(size, self._config.config.data_parallel_size)
-        self._told = {key: told for key, told in self._told.items() if (key[1] or 0) < fewest}
-        config = msgspec.structs.replace(config, data_parallel_size=size, data_parallel_size_local=None)
-        self._config = msgspec.structs.replace(self._config, config=config)
-        self.process.tell(_encode(Resized(size, seconds)))
 
     def tell(self, message: Message) -> None:
         """Send a message to the process. What holds on is also sent to those in its place."""

@@ -63,8 +63,6 @@ class ApiServer:
             self._frontend = Frontend(config, self.client, metrics)
         set_options(self._listener)
         self._http = HttpServer(config, self._frontend, Path(process.work_folder))
-        if isinstance(self.client, EngineClient):
-            self._http.state.resize, self._http.state.settled = self.resize, self.client.orders.settled
         self._watch = LoopWatch(
             ProgressWriter(process.progress_page),
             self._frontend.metrics.loop_lag.observe,
@@ -133,8 +131,6 @@ class ApiServer:
                 client.engine_given_up(number, reason, explained=explained)
             case messages.EngineStalled(number, stalled) if client is not None:
                 client.engine_stalled(number, stalled)
-            case messages.Resized(size, seconds) if client is not None:
-                client.orders.resize(size, seconds)
             case messages.Served():
                 self._served.set()
             case messages.Leaving():
@@ -151,23 +147,6 @@ class ApiServer:
         if isinstance(self.client, EngineClient):
             return self.client
         return self.client.client_of(message.model) if isinstance(message, messages.OfModel) else None
-
-    async def resize(self, size: int, seconds: float) -> list[str]:
-        """Have so many replicas; returns why some of them do not work when all have started or ended.
-
-        Raises ValueError if experts cannot be shared among so many.
-        """
-        assert isinstance(self.client, EngineClient)
-        if self._config.replicas.together and (ready := self.client.ready) is not None:
-            from engine_core.ranks.layout import check_layout  # what only servers need that share experts
-            from models.config import read_config
-
-            engine = self._config.engine
-            check_layout(engine, read_config(Path(ready.folder), engine.hf_overrides), size)
-        self.client.orders.resize(size, seconds)
-        self._report(f"{messages.RESIZE} {size} {seconds:g}")
-        await self.client.orders.settled.wait()
-        return [f"replica {one.number}: {one.lost}" for one in self.client.replicas if one.lost is not None]
 
     def _report(self, line: str) -> None:
         os.write(self._process.reports, f"{line}\n".encode())

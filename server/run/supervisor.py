@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from engine_core.engine_children import EngineProcesses
-from engine_core.restarts import Restarter, exit_of, keep_added, keep_engines
+from engine_core.restarts import Restarter, exit_of, keep_engines
 from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_flags import ServerConfig
 from server.run import api_children as messages
@@ -74,10 +74,6 @@ class Supervisor:
         ]
         self.code: int | None = None
         """The exit code, once the server shall end."""
-        self._resizing = asyncio.Lock()
-        self._resized: list[asyncio.Task[None]] = []
-        self._gone: dict[int, asyncio.Event] = {}
-        """Engine -> what is set when it has ended, of those that are to end because there are to be fewer."""
         self._ending = asyncio.Event()
         self._force = asyncio.Event()
         self._service_manager = ServiceManager(*service_manager())
@@ -105,7 +101,7 @@ class Supervisor:
         self._service_manager.stopping()
         await _cancel(kept)
         await self._end_servers()
-        await _cancel([engines, watcher, *self._resized])
+        await _cancel([engines, watcher])
         await self._end_engines()
         self._engines.stop(0)
         logs.flush()
@@ -119,8 +115,6 @@ class Supervisor:
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
         self._servers.tell(messages.EngineGivenUp(number, reason, explained))
-        if number in self._gone:
-            self._gone[number].set()
 
     def engine_stalled(self, number: int, stalled: bool) -> None:
         self._servers.tell(messages.EngineStalled(number, stalled))
@@ -163,43 +157,8 @@ class Supervisor:
             report, *numbers = line.split()
             if report == messages.SERVED:
                 self._note_that_it_served()
-            elif isinstance(self._engines, EngineProcesses):
-                resizing = self._resize(self._engines, int(numbers[0]), float(numbers[1]))
-                self._resized.append(asyncio.get_running_loop().create_task(resizing))
-            else:
+            elif not isinstance(self._engines, EngineProcesses):
                 self._engines.act(report, *map(int, numbers))
-
-    async def _resize(self, engines: EngineProcesses, size: int, seconds: float) -> None:
-        """Have so many engines. Those beyond get so many seconds to end, and a few more, and are killed."""
-        async with self._resizing:
-            _log.info("there are to be %d replicas", size)
-            for server in self._servers:
-                server.resize(size, seconds)
-            if engines.together:
-                engines.rebuild(size)
-                return
-            try:
-                added, removed = engines.resize(size)
-            except OSError as error:
-                for number in range(len(engines.engines), size):
-                    self.engine_given_up(number, f"cannot be started: {error.strerror}", explained=False)
-                return
-            keeping = [keep_added(engines, engine, self) for engine in added]
-            self._resized += [asyncio.get_running_loop().create_task(each) for each in keeping]
-            self._gone = {engine.number: asyncio.Event() for engine in removed}
-            for engine in removed:
-                if engine.starts > 1:  # one that is just being started again hears nothing from API processes
-                    engine.process.terminate()
-            for patience in (seconds + EXTRA_SECONDS, FORCED_SECONDS):
-                ends = [asyncio.create_task(gone.wait()) for gone in self._gone.values()]
-                _, late = await asyncio.wait(ends, timeout=patience) if ends else (ends, ends)
-                if not late:
-                    break
-                await _cancel(late)
-                for engine in removed:
-                    engine.process.kill()
-            for engine in removed:
-                engines.engines.remove(engine)
 
     def _note_that_it_served(self) -> None:
         """Act on the first report of an API process that requests are served."""

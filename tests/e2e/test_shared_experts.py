@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -80,37 +79,6 @@ def test_experts_move_while_answers_stay_the_same(folder: Path, expected: list[s
         for _ in range(3):
             assert all_at_once(server) == expected
         assert sum(server.numbers("vllm:eplb_rearrangements_total").values()) > 0
-
-
-def test_the_number_of_those_that_share_experts_changes_and_no_request_is_lost(
-    folder: Path, expected: list[str]
-) -> None:
-    with serving(str(folder), *SMALL, "--enable-expert-parallel", "--enable-elastic-ep") as server:
-        over, wrong = threading.Event(), list[str]()
-
-        def ask(first: int) -> int:
-            count = 0
-            while not over.is_set():
-                number = (first + count) % len(PROMPTS)
-                count += 1
-                if complete(server, PROMPTS[number], 12) != expected[number]:
-                    wrong.append(PROMPTS[number])
-            return count
-
-        with ThreadPoolExecutor(3) as pool:
-            asking = [pool.submit(ask, first) for first in range(0, 12, 4)]
-            try:
-                for size in (2, 4, 1):
-                    answer = server.post("/scale_elastic_ep", {"new_data_parallel_size": size}, timeout=60)
-                    assert answer.status_code == 200, answer.text + server.output()
-                    assert server.numbers("facet:replicas_alive")[""] == size
-                answer = server.post("/scale_elastic_ep", {"new_data_parallel_size": 3})
-                assert answer.status_code == 400 and "8 experts cannot be divided evenly" in answer.text
-            finally:
-                over.set()
-            assert min(each.result() for each in asking) > 0 and not wrong
-        assert server.terminate(30) == 0
-        assert "it is started again" not in server.output(), "it counts as no failure"
 
 
 def written(server: LiveServer) -> float:

@@ -182,15 +182,15 @@ async def test_a_start_that_fails_is_tried_again(
 class FakeEngine:
     """An engine of a group, whose next start may fail."""
 
-    def __init__(self, number: int, starts: int = 0) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
         self.name = f"engine {number}"
-        self.starts = starts + 1
+        self.starts = 1
         self.fails = False
         self.killed = False
         self.process = self
 
-    def start_among(self, replicas: Replicas) -> None:
+    def start(self) -> None:
         self.starts += 1
         self.killed = False
         if self.fails:
@@ -201,22 +201,18 @@ class FakeEngine:
 
 
 class Group:
-    """Engines that share experts, of which new ones may not be made."""
+    """Engines that share experts."""
 
     def __init__(self, size: int, folder: RunFolder, first: int = 0) -> None:
-        self.full = False
         layout = Replicas(size=first + size, first=first, here=size, together=True)
         self.engines = EngineProcesses(self.make, folder, [], layout)
         self.group: Any = restarts._EngineGroup(self.engines, self)  # pyright: ignore[reportPrivateUsage]
-        self.gone: list[int] = []
 
-    def make(self, number: int, replicas: Replicas, starts: int) -> Any:
-        if self.full:
-            raise OSError(12, "Cannot allocate memory")
-        return FakeEngine(number, starts)
+    def make(self, number: int) -> Any:
+        return FakeEngine(number)
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
-        self.gone.append(number)
+        pass
 
     def engine_exited(self, number: int, code: int) -> None:
         pass
@@ -243,28 +239,6 @@ def test_a_group_that_cannot_be_started_whole_meets_in_one_place_the_next_time(f
         made.group.start()
     assert all(engine.killed for engine in made.known)
     assert {engine.starts for engine in made.known} == {2}
-
-
-def test_a_group_is_started_as_another_number_and_all_meet_in_one_place(folder: RunFolder) -> None:
-    made = Group(2, folder)
-    made.group.start()
-    made.engines.rebuild(3)
-    assert all(engine.killed for engine in made.known) and made.engines.is_rebuilt
-    made.full = True
-    with pytest.raises(OSError, match="Cannot allocate memory"):
-        made.group.start()
-    assert all(engine.killed for engine in made.known)
-    made.full = False
-    made.group.start()
-    assert [(engine.number, engine.starts, engine.killed) for engine in made.known] == [
-        (number, 4, False) for number in range(3)
-    ]
-    assert not made.engines.is_rebuilt and not made.gone
-    made.engines.rebuild(1)
-    made.group.start()
-    assert [(engine.number, engine.starts) for engine in made.known] == [(0, 5)] and made.gone == [1, 2]
-    made.engines.rebuild(1)
-    assert not made.engines.is_rebuilt, "they are as many already"
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, [STOPPED]), (1, [STOPPED, STOPPED, BROKE])])

@@ -282,7 +282,6 @@ WITHOUT_BODY = {
     "/wake_up",
     "/reset_prefix_cache",
     "/reset_mm_cache",
-    "/is_scaling_elastic_ep",
 }
 FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"}
 """Paths that take forms, as OpenAI's clients send files."""

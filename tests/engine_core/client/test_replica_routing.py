@@ -6,8 +6,7 @@ import msgspec
 from model_facts import changed
 from scripted_engine import NO_WORK, PARAMS, READY, Connect, Script, Two, all_of
 
-from engine_core.client.replica_routing import ReplicaTable
-from engine_core.config import Address, Replicas
+from engine_core.config import Address
 from engine_core.engine_stats import Rates
 from engine_core.protocol import AddRequest, Dead, Drain, Failed, Progress, Ready, Tokens
 
@@ -137,26 +136,3 @@ async def test_replicas_that_compute_other_bits_have_no_fingerprint(connect: Con
     await both.until(lambda: both.state(1) != "works")
     await both.start(1, fingerprint="fp_2")
     assert found[-1] == ""
-
-
-def test_replicas_that_share_experts_get_nothing_until_all_are_started_as_another_number() -> None:
-    table = ReplicaTable(Replicas(size=1, here=1, together=True), servers=1)
-    working = READY
-    table.replicas[0].reachable = True
-    table.replicas[0].begin_work(working)
-    assert table.resize(1) == [] and table.settled.is_set() and table.replicas[0].takes_requests
-    assert table.resize(2) == [] and table.is_rebuilt and not table.replicas[0].takes_requests
-    table.lose(table.replicas[0], "it was ended")
-    table.refresh()
-    assert table.is_rebuilt, "it will be back"
-    for one in table.replicas.values():
-        one.reset()
-        one.reachable = True
-        one.begin_work(working)
-    table.refresh()
-    assert not table.is_rebuilt and all(one.takes_requests for one in table.replicas.values())
-    table.resize(1)
-    assert table.is_rebuilt
-    table.replicas[1].given_up = True
-    table.refresh()
-    assert not table.is_rebuilt and table.replicas.keys() == {0}

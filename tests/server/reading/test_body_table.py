@@ -11,7 +11,7 @@ from server.schemas.body import Body
 
 OTHERS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
-    *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/api/show", "/api/pull"),
+    *("/reset_mm_cache", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
 }
