@@ -38,13 +38,9 @@ class LoadRequest:
 
 def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
     """Yields requests without end; requests of different `salt` have no text in common."""
-    match options.dataset_name:
-        case "prefix_repetition":
-            return _prefixes(options, salt)
-        case "custom":
-            return cycle(_file(options, Path(str(options.dataset_path))))
-        case _:
-            return _random(options, salt)
+    if options.dataset_path is not None:
+        return cycle(_file(options, Path(options.dataset_path)))
+    return _random(options, salt)
 
 
 class _Dice:
@@ -68,16 +64,6 @@ def _random(options: LoadOptions, salt: int) -> Iterator[LoadRequest]:
     while True:
         texts: list[Text] = [prefix + dice.ids(dice.length(options.random_input_len)) for _ in range(count)]
         yield LoadRequest(texts, dice.length(options.random_output_len))
-
-
-def _prefixes(options: LoadOptions, salt: int) -> Iterator[LoadRequest]:
-    dice = _Dice(options, salt)
-    prefixes = [
-        dice.ids(options.prefix_repetition_prefix_len) for _ in range(options.prefix_repetition_num_prefixes)
-    ]
-    for prefix in cycle(prefixes):
-        ids = prefix + dice.ids(options.prefix_repetition_suffix_len)
-        yield LoadRequest([ids], options.prefix_repetition_output_len)
 
 
 class _Line(msgspec.Struct):

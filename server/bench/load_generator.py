@@ -131,23 +131,6 @@ class Failure(msgspec.Struct, frozen=True):
     """The server's message for the first failure of this kind."""
 
 
-class Guesses(msgspec.Struct, frozen=True):
-    """Counts of the tokens that a server guessed while it was measured, and of those that held."""
-
-    drafts: int
-    guessed: int
-    held: int
-
-    @property
-    def percent(self) -> float:
-        return 100 * self.held / max(self.guessed, 1)
-
-    @property
-    def length(self) -> float:
-        """The tokens that a step gave a sequence for which tokens were guessed."""
-        return 1 + self.held / max(self.drafts, 1)
-
-
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one load."""
 
@@ -173,8 +156,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Time between chunks, which may hold several tokens."""
     e2el: Spread | None
     """Time to the end of the answer."""
-    guesses: Guesses | None = None
-    """None if the server guessed no tokens, or does not tell."""
 
     @property
     def name(self) -> str:
@@ -303,10 +284,6 @@ def table(points: Sequence[Figures], shown: Collection[str]) -> str:
     if any(p.output_tokens for p in points):
         add("output tokens/s", [p.output_tokens_per_second for p in points], ".1f")
     add("tokens/s, in and out", [p.total_tokens_per_second for p in points], ".1f")
-    told = [p.guesses for p in points]
-    add("guessed tokens", [one and one.guessed for one in told], "d")
-    add("  held, %", [one and one.percent for one in told], ".1f")
-    add("  tokens a draft", [one and one.length for one in told], ".2f")
     for metric, title in _TITLES.items():
         spreads: list[Spread | None] = [getattr(p, metric) for p in points]
         if metric not in shown or not any(spreads):

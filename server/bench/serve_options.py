@@ -32,10 +32,10 @@ class BenchError(CommandError):
 _Number = TypeVar("_Number", int, float)
 
 _SERVER, _LOAD, _REQUESTS = "Server", "Load", "Requests"
-_RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "Texts of a file", "Result"
+_RANDOM, _FILE, _RESULT = "Random texts", "Texts of a file", "Result"
 
 ENDPOINTS = ("completions", "chat", "embeddings")
-DATASETS = ("random", "prefix_repetition", "custom")
+DATASETS = ("random", "custom")
 _PERCENTILES = (50.0, 90.0, 99.0)
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
@@ -138,15 +138,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     random_vocab_size: Annotated[int, OptionDoc(_RANDOM, least=101)] = 1000
     """Texts are made of token ids from 100 up to this, which the model must have."""
 
-    prefix_repetition_num_prefixes: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 10
-    """Different beginnings."""
-    prefix_repetition_prefix_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 256
-    """Tokens of a beginning."""
-    prefix_repetition_suffix_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 256
-    """Tokens after it."""
-    prefix_repetition_output_len: Annotated[int, OptionDoc(_PREFIXES, least=1)] = 128
-    """Tokens of an answer."""
-
     dataset_path: Annotated[str | None, OptionDoc(_FILE)] = None
     """JSON lines, each with prompt, messages or input, and max_tokens if it likes."""
     custom_output_len: Annotated[int | None, OptionDoc(_FILE, least=1)] = None
@@ -211,7 +202,7 @@ def write_result(path: str | None, result: object) -> None:
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
     """The options that say which texts were sent, for the result file."""
-    group = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
+    group = {"random": _RANDOM, "custom": _FILE}[options.dataset_name]
     fields = [one.field for one in OPTIONS if one.doc.group == group and one.field != "dataset_path"]
     chosen = {field: getattr(options, field) for field in fields}
     return {"name": options.dataset_name, "seed": options.seed, **chosen}

@@ -49,15 +49,6 @@ def test_embeddings_have_several_texts_in_a_request() -> None:
     assert [len(text) for text in work.texts] == [8, 8, 8]
 
 
-def test_prefixes_come_in_turn() -> None:
-    options = {"prefix_repetition_num_prefixes": 3, "prefix_repetition_prefix_len": 16}
-    works = some(6, dataset_name="prefix_repetition", prefix_repetition_suffix_len=4, **options)
-    beginnings = [tuple(work.texts[0][:16]) for work in works]
-    assert beginnings[:3] == beginnings[3:]
-    assert len(set(beginnings)) == 3
-    assert len({str(work.texts[0][16:]) for work in works}) == 6
-
-
 def write(folder: Path, *lines: object) -> str:
     path = folder / "texts.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
