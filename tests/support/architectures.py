@@ -1,6 +1,7 @@
 """Every causal language model that transformers knows, made tiny: it runs as it does there, or it is refused.
 
-Tiny configs are made by rule: sizes are replaced by the names of their fields, and a few families need more.
+Tiny configs are made by rule: sizes are replaced by the names of their fields, and a few families need more,
+or have more in published checkpoints.
 They cover what families do by default, or in published checkpoints, such as mixed kinds of layers.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from drive import Driver
+from shapes import read_shapes
 from tiny import VOCAB_SIZE, randomise
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -27,76 +29,10 @@ RUNS = "runs"
 _DIFFERENCES = {"HrmTextForCausalLM": 2e-2}
 """Differences of logits of more than 1e-3: transformers' own ways of attention differ by 6e-3 there."""
 
-_LAYERS = 6
-_SIZES = {
-    VOCAB_SIZE: "vocab_size vocab_size_per_layer_input decoder_vocab_size",
-    512: "max_position_embeddings n_positions n_ctx max_seq_len seq_length",
-    64: "mamba_d_ssm",
-    48: """intermediate_size n_inner ffn_dim dff dim_ff d_inner decoder_ffn_dim encoder_ffn_dim
-        ffn_hidden_size feed_forward_size dense_intermediate_size intermediate_size_mlp moe_intermediate_size
-        expert_ffn_hidden_size shared_expert_intermediate_size shared_experts_intermediate_size
-        shared_intermediate_size moe_shared_expert_intermediate_size""",
-    32: """hidden_size d_model n_embd emb_dim embedding_dim embedding_size word_embed_proj_dim lru_width
-        input_embedding_size output_embedding_size dim_model_base""",
-    16: """head_dim kv_channels dim_head d_head attention_head_size swa_head_dim q_lora_rank kv_lora_rank
-        linear_head_dim linear_key_head_dim linear_value_head_dim state_size ssm_state_size mamba_d_state
-        mamba_d_head""",
-    8: "qk_nope_head_dim qk_rope_head_dim v_head_dim hidden_size_per_layer_input attention_chunk_size",
-    _LAYERS: """num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers encoder_layers
-        num_decoder_layers num_encoder_layers sliding_window attention_window_size window_size local_attention
-        sliding_window_size""",
-    4: """num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads
-        encoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads
-        swa_num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts
-        linear_num_heads linear_num_value_heads linear_num_key_heads mamba_n_heads rotary_dim""",
-    2: """num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token
-        moe_k moe_topk num_kv_shared_layers max_window_layers""",
-    1: "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace",
-}
-_SIZE_OF = {name: size for size, names in _SIZES.items() for name in names.split()}
-_SWITCHES = {
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "is_decoder": True,
-    "is_encoder_decoder": False,
-    "use_sliding_window": True,
-    "attn_logit_softcapping": 2.0,
-    "final_logit_softcapping": 1.0,
-}
+_SHAPES = read_shapes("architectures")
+_SIZE_OF = {name: int(size) for size, names in _SHAPES["sizes"].items() for name in names.split()}
+_SWITCHES = _SHAPES["switches"]
 """Fields that are set where a family has them."""
-
-
-def _mixed(*kinds: str) -> list[str]:
-    return list(kinds) * (_LAYERS // len(kinds))
-
-
-_MORE: dict[str, dict[str, Any]] = {
-    "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": None, "sliding_attention": None}},
-    "DbrxForCausalLM": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-        "ffn_config": {"ffn_hidden_size": 48},
-    },
-    "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
-    "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 3]]},
-    "Gemma3nForCausalLM": {"layer_types": _mixed("sliding_attention", "full_attention")},
-    "Gemma4AssistantForCausalLM": {
-        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-    },
-    "Gemma4ForCausalLM": {"layer_types": _mixed("sliding_attention", "full_attention")},
-    "Gemma4UnifiedForCausalLM": {"layer_types": _mixed("sliding_attention", "full_attention")},
-    "HeliumForCausalLM": {"head_dim": 8},
-    "Lfm2ForCausalLM": {"layer_types": _mixed("conv", "full_attention")},
-    "Lfm2MoeForCausalLM": {"layer_types": _mixed("conv", "full_attention")},
-    "MiniMaxM3VLForCausalLM": {"layer_types": _mixed("full_attention", "minimax_m3_sparse")},
-    "Mamba2ForCausalLM": {"n_groups": 1},  # older transformers knows no other norm
-    "ReformerModelWithLMHead": {"axial_pos_embds": False},
-    "XLNetLMHeadModel": {"d_head": 8},
-    "XmodForCausalLM": {"default_language": "en_XX"},
-    "Zamba2ForCausalLM": {"layers_block_type": _mixed("linear_attention", "hybrid")},
-    "ZayaForCausalLM": {"num_experts_per_tok": 1},
-}
-"""Fields that a family needs beside sizes, or has in published checkpoints but not by default."""
 
 
 def names() -> list[str]:
@@ -109,7 +45,7 @@ def tiny_config(architecture: str) -> PretrainedConfig:
     config_class = getattr(transformers, architecture).config_class
     fields = {field.name: field.default for field in dataclasses.fields(config_class)}
     common = {"architectures": [architecture], "dtype": "float32"}
-    return config_class(**_sizes(fields) | _switches(fields) | common | _MORE.get(architecture, {}))
+    return config_class(**_sizes(fields) | _switches(fields) | common | _SHAPES.get(architecture, {}))
 
 
 def _sizes(fields: dict[str, Any]) -> dict[str, Any]:

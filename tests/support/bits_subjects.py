@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shapes import read_shapes
 from tiny import tiny_checkpoint
 
 from worker.protocol import Task
@@ -18,124 +19,12 @@ MAX_LEN = 704
 """The most tokens of a sequence: beyond 512, a border at which kernels may change what they do at once."""
 WINDOW = 100
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 1024,
-}
-_DECODERS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16},
-    "Qwen3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
-    "Gemma2ForCausalLM": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-        "attn_logit_softcapping": 20.0,
-        "final_logit_softcapping": 15.0,
-    },
-}
-_OTHER_DECODERS: dict[str, dict[str, Any]] = {
-    "Qwen3MoeForCausalLM": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 64,
-        "decoder_sparse_step": 1,
-    },
-    "Qwen3_5ForCausalLM": {
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "linear_num_key_heads": 8,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 24,
-        "linear_value_head_dim": 72,
-    },
-    "Lfm2ForCausalLM": {
-        "layer_types": ["conv", "full_attention"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "block_auto_adjust_ff_dim": False,
-    },
-    "BambaForCausalLM": {
-        "attn_layer_indices": [1],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "mamba_n_heads": 16,
-        "mamba_d_head": 16,
-        "mamba_d_state": 72,
-    },
-    "KimiLinearForCausalLM": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "mlp_layer_types": ["dense", "sparse"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "linear_num_heads": 8,
-        "linear_head_dim": 72,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 64,
-    },
-    "FalconMambaForCausalLM": {"intermediate_size": 200, "state_size": 24, "time_step_rank": 8},
-    "DeepseekV32ForCausalLM": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "index_topk": 12,
-        "index_head_dim": 32,
-        "moe_intermediate_size": 64,
-    },
-    "YoutuForCausalLM": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-    },
-}
-_WINDOWED: dict[str, dict[str, Any]] = {
-    "Gemma3ForCausalLM": {
-        "num_hidden_layers": 3,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-    },
-    "Gemma3nForCausalLM": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-        "hidden_size_per_layer_input": 32,
-        "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.7],
-    },
-}
-_GENERATING = _DECODERS | _OTHER_DECODERS | _WINDOWED
-_ENCODERS: dict[str, dict[str, Any]] = {
-    "BertModel": {"num_attention_heads": 4},
-    "BertForSequenceClassification": {"num_attention_heads": 4, "num_labels": 3},
-    "BertForTokenClassification": {"num_attention_heads": 4, "num_labels": 5},
-}
+_SHAPES = read_shapes("bits")
+_DECODERS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM")
+_WINDOWED = ("Gemma3ForCausalLM", "Gemma3nForCausalLM")
+_GENERATING = tuple(name for name in _SHAPES if name.endswith("ForCausalLM"))
+_OTHER_DECODERS = tuple(name for name in _GENERATING if name not in (*_DECODERS, *_WINDOWED))
+_ENCODERS = tuple(name for name in _SHAPES if name.startswith("Bert"))
 _EMBED: tuple[Task, ...] = ("embed", "token_embed")
 POOLING_TYPES = ("LAST", "MEAN", "CLS", "MAX", "WEIGHTED_MEAN", "MEAN_SQRT_LEN")
 QUANTIZATIONS = ("int8", "int8-dynamic", "int4")
@@ -168,8 +57,7 @@ class Subject:
         """Write the checkpoint below `folder`, if it is not there, and return its own folder."""
         own = folder / self.architecture
         if not own.exists():
-            shape = _SHAPE | (_GENERATING | _ENCODERS)[self.architecture]
-            tiny_checkpoint(self.architecture, own, **shape)
+            tiny_checkpoint(self.architecture, own, **_SHAPES[self.architecture])
         return own
 
 

@@ -13,22 +13,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from shapes import read_shapes
 from tiny import VOCAB_SIZE, hf_model, tiny_checkpoint
 from torch import Tensor
 
 SIZE, INNER, HEADS, KV_HEADS = 32, 40, 4, 2
 HEAD_DIM = SIZE // HEADS
-LAYER = {
-    "hidden_size": SIZE,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "num_hidden_layers": 1,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "vocab_size": VOCAB_SIZE,
-}
+LAYER = read_shapes("small")["drafter"]
 GUESSABLE = 120
 """The tokens that EAGLE-3 can guess."""
 

@@ -18,6 +18,7 @@ from gguf_hybrids import state_fields
 from gguf_latent import latent_fields
 from gguf_writer import ARRAY as _ARRAY
 from gguf_writer import F32, I32, Typed
+from shapes import read_shapes
 from tiny import PAD_ID
 
 Fields = dict[str, object]
@@ -92,45 +93,8 @@ FAMILIES = {
     "NomicBertModel": Family(_NAMES.NOMIC_BERT),
 }
 
-_KEYS = {
-    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
-    "embedding_length": ("hidden_size", "n_embd", "d_model"),
-    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
-    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
-    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
-    "attention.head_count_kv": ("num_key_value_heads",),
-    "attention.key_length": ("head_dim",),
-    "attention.value_length": ("head_dim",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
-    "attention.sliding_window": ("sliding_window",),
-    "attention.scale": ("attention_multiplier",),
-    "embedding_scale": ("embedding_multiplier",),
-    "residual_scale": ("residual_multiplier",),
-    "logit_scale": ("logits_scaling",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": ("num_experts_per_tok", "moe_k"),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": (
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "moe_shared_expert_intermediate_size",
-    ),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor",),
-    "expert_group_count": ("n_group",),
-    "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
-    "interleave_moe_layer_step": ("moe_layer_interval",),
-    "nextn_predict_layers": ("num_nextn_predict_layers",),
-    "ssm.conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
-    "ssm.state_size": ("linear_key_head_dim", "mamba_d_state", "ssm_state_size"),
-    "ssm.group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
-    "ssm.time_step_rank": ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"),
-    "shortconv.l_cache": ("conv_L_cache",),
-}
+_KEYS: dict[str, str] = read_shapes("gguf_keys")
+"""Keys of the metadata, each with the names that a field of config.json may have for it."""
 
 
 def model_fields(folder: Path, *, joined: bool = False) -> Fields:
@@ -143,7 +107,7 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         config["num_hidden_layers"] = len(config["layers_block_type"])
     fields: Fields = {"general.architecture": arch}
     for key, names in _KEYS.items():
-        value = next((config[name] for name in names if config.get(name) is not None), None)
+        value = next((config[name] for name in names.split() if config.get(name) is not None), None)
         if value is not None:
             fields[f"{arch}.{key}"] = Typed(F32, value) if isinstance(value, float) else value
     if arch in ("bloom", "mpt"):

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from pictured import TEXT, write_pictured
+from pictured import write_pictured
 from safetensors.torch import load_file, save_file
+from shapes import read_shapes
 from sounds import RATE
 from torch import nn
 from transformers import Qwen3ASRFeatureExtractor, WhisperFeatureExtractor
@@ -19,16 +20,6 @@ Inputs = dict[str, Any]
 AUDIO = 310
 """The token that stands for sounds."""
 BANDS = 16
-LAYERS = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
-
-
-ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_mel_bins": BANDS,
-}
-"""The same sizes as newer files name them."""
 
 
 class Family(NamedTuple):
@@ -65,52 +56,30 @@ def _whole_pieces(extractor: Any, sounds: list[np.ndarray]) -> Inputs:
     return {"input_features": torch.cat([each.reshape(BANDS, -1, 3000).transpose(0, 1) for each in made])}
 
 
+_FIELDS = read_shapes("pictured")
 FAMILIES = {
     "voxtral": Family(
         "VoxtralForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "llama", "max_position_embeddings": 1024},
-            "audio_config": {**ENCODER, "intermediate_size": 128, "model_type": "voxtral_encoder"},
-            "audio_token_id": AUDIO,
-        },
+        _FIELDS["voxtral"],
         WhisperFeatureExtractor(feature_size=BANDS),
         _whole_pieces,
         seconds=2400,
     ),
     "qwen3 asr": Family(
         "Qwen3ASRForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "qwen3", "tie_word_embeddings": True},
-            "audio_config": {
-                **LAYERS,
-                "num_mel_bins": BANDS,
-                "model_type": "qwen3_asr_encoder",
-                "n_window": 50,
-                "n_window_infer": 200,
-                "downsample_hidden_size": 8,
-                "output_dim": TEXT["hidden_size"],
-                "max_position_embeddings": 13,
-            },
-            "audio_token_id": AUDIO,
-        },
+        _FIELDS["qwen3 asr"],
         Qwen3ASRFeatureExtractor(feature_size=BANDS),
         _each_alone,
         seconds=1200,
     ),
     "qwen2 audio": Family(
         "Qwen2AudioForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "qwen2"},
-            "audio_config": {**LAYERS, "num_mel_bins": BANDS, "model_type": "qwen2_audio_encoder"},
-            "audio_token_index": AUDIO,
-        },
+        _FIELDS["qwen2 audio"],
         WhisperFeatureExtractor(feature_size=BANDS),
         _in_pieces,
         least=0.03,
     ),
 }
-
-
 FAMILIES["qwen3 asr as published"] = FAMILIES["qwen3 asr"]
 
 _PUBLISHED = {

@@ -12,6 +12,7 @@ import torch
 from pictured import TEXT, Answer, Prompt, expected
 from PIL.Image import Image, Resampling
 from safetensors.torch import save_file
+from shapes import read_shapes
 from tiny import randomise
 from torch import Tensor, nn
 from transformers import Idefics2VisionConfig, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
@@ -24,14 +25,7 @@ TEXTS: dict[str, Any] = {
     "4.0": LlamaForCausalLM,
     "4.5": Qwen3ForCausalLM,
 }
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 98,
-    "patch_size": PATCH,
-}
+VISION: dict[str, Any] = read_shapes("pictured")["minicpmv tower"]
 
 
 class Resampler(nn.Module):

@@ -8,32 +8,21 @@ import torch
 from pictured import TEXT, VISION, Answer, Prompt, expected, write_pictured
 from pictured_chat import write_chat_files
 from PIL.Image import Image
+from shapes import read_shapes
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "SiglipImageProcessor",
-    "size": {"height": 28, "width": 28},
-    "image_seq_length": 4,
-}
+SETTINGS: dict[str, Any] = read_shapes("pictured")["paligemma settings"]
 PICTURE = 310
-_SECOND = {
-    "model_type": "gemma2",
-    "num_hidden_layers": 4,
-    "query_pre_attn_scalar": 24,
-    "sliding_window": 7,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "attn_logit_softcapping": 20.0,
-    "final_logit_softcapping": 10.0,
-}
+_SECOND = read_shapes("pictured")["gemma2 of paligemma"]
 """The second version has windows, which are shorter than prompts here."""
 
 
 def fields(version: int) -> dict[str, Any]:
     return {
         "model_type": "paligemma",
-        "text_config": {**TEXT, "model_type": "gemma"} if version == 1 else {**TEXT, **_SECOND},
+        "text_config": {**TEXT, "model_type": "gemma"} if version == 1 else _SECOND,
         "vision_config": {**VISION, "model_type": "siglip_vision_model"},
         "image_token_index": PICTURE,
         "projection_dim": TEXT["hidden_size"],

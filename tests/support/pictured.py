@@ -18,7 +18,8 @@ import pytest
 import torch
 import transformers
 from PIL.Image import Image
-from tiny import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, randomise
+from shapes import read_shapes
+from tiny import randomise
 from torch import nn
 
 from models.media.item import AudioProcessor, Prepared, Processor
@@ -28,28 +29,10 @@ from worker.buffers import Buffer
 from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
-TEXT: dict[str, object] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-}
+_SHAPES = read_shapes("pictured")
+TEXT: dict[str, object] = _SHAPES["text"]
 """The fields of a tiny text. Ids above 300 are free for the tokens that stand for pictures."""
-VISION: dict[str, object] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 28,
-    "patch_size": 14,
-}
+VISION: dict[str, object] = _SHAPES["vision"]
 """The fields of a tiny tower."""
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pictured import TEXT, VISION, write_pictured
+from pictured import write_pictured
 from qwen_pictured import PICTURE, Pictured
+from shapes import read_shapes
 from tiny import write_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
@@ -41,16 +42,7 @@ def write_chat_files(folder: Path, tokens: Mapping[int, str], written: str, vide
     return Tokenizer.from_file(str(path))
 
 
-LLAVA: dict[str, Any] = {
-    "text_config": {**TEXT, "model_type": "llama"},
-    "vision_config": {**VISION, "model_type": "clip_vision_model"},
-    "image_token_index": PICTURE,
-}
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": 28},
-    "crop_size": {"height": 28, "width": 28},
-}
+LLAVA, SETTINGS = (read_shapes("pictured")[name] for name in ("llava", "llava settings"))
 
 
 def write_llava(folder: Path, **changes: Any) -> tuple[nn.Module, Tokenizer]:

@@ -9,69 +9,21 @@ from typing import Any
 
 import torch
 from media_files import noise
-from pictured import TEXT, Answer, Prompt, Prompts, expected, write_pictured
+from pictured import Answer, Prompt, Prompts, expected, write_pictured
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from tiny_shapes import HYBRIDS
+from shapes import read_shapes
 from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 OUTPUT = 5
 PICTURE = 310
 """The token that stands for pictures."""
-TOKENS = {
-    "image_token_id": PICTURE,
-    "video_token_id": 311,
-    "vision_start_token_id": 312,
-    "vision_end_token_id": 313,
-}
-_HALF = [0.5, 0.5, 0.5]
-OLDER = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 784, "max_pixels": 28 * 28 * 12}
-_NEWER = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"shortest_edge": 1024, "longest_edge": 32 * 32 * 12},
-    "patch_size": 16,
-    "image_mean": _HALF,
-    "image_std": _HALF,
-}
-_SIZES = {"depth": 3, "num_heads": 4, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
-_TABLE = {**_SIZES, "num_position_embeddings": 16}
-_DEEP = {**_TABLE, "deepstack_visual_indexes": [0, 2]}
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-
-
-def _text(interleaved: bool, **fields: object) -> dict[str, object]:
-    """The fields of a text in which all axes turn pairs."""
-    rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [2, 1, 1]}
-    if interleaved:
-        rope |= {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    return {**TEXT, "rope_parameters": rope, **fields}
-
-
-def _hybrid(architecture: str) -> dict[str, object]:
-    own = {name: value for name, value in HYBRIDS[architecture].items() if name not in TEXT}
-    text = _text(True, **own, num_hidden_layers=4)
-    rope = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
-    return {**text, "rope_parameters": {**_rope_of(text), **rope}}
-
-
-def _rope_of(text: dict[str, object]) -> dict[str, object]:
-    rope = text["rope_parameters"]
-    assert isinstance(rope, dict)
-    return rope
-
-
-_OF_8 = {name: value for name, value in _text(False).items() if name != "head_dim"}
+_SHAPES = read_shapes("pictured")
+TOKENS: dict[str, int] = _SHAPES["qwen tokens"]
+OLDER, _NEWER = _SHAPES["qwen older settings"], _SHAPES["qwen newer settings"]
 FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "Qwen2VLForConditionalGeneration": (_OF_8, {**_SIZES, "embed_dim": 32, "mlp_ratio": 2}),
-    "Qwen2_5_VLForConditionalGeneration": (
-        _OF_8,
-        {**_SIZES, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 1},
-    ),
-    "Qwen3VLForConditionalGeneration": (_text(True), _DEEP),
-    "Qwen3VLMoeForConditionalGeneration": (_text(True, **_EXPERTS), _DEEP),
-    "Qwen3_5ForConditionalGeneration": (_hybrid("Qwen3_5ForCausalLM"), _TABLE),
-    "Qwen3_5MoeForConditionalGeneration": (_hybrid("Qwen3_5MoeForCausalLM"), _TABLE),
+    name: (fields["text"], fields["vision"]) for name, fields in _SHAPES.items() if name.startswith("Qwen")
 }
 """The text's and the tower's fields of each architecture."""
 

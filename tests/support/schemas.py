@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-Schema = dict[str, Any]
+from shapes import read_shapes
 
-WORD: Schema = {"type": "string", "maxLength": 6}
-SMALL: Schema = {"type": "integer", "minimum": -9, "maximum": 9}
+Schema = dict[str, Any]
 
 
 def an_object(required: list[str] | None = None, **properties: Schema) -> Schema:
@@ -23,63 +22,7 @@ def a_list(items: Schema, most: int = 3, **more: object) -> Schema:
     return {"type": "array", "items": items, "maxItems": most, **more}
 
 
-_NODE = an_object(["value"], value=SMALL, next={"$ref": "#/$defs/leaf"})
-_LEAF = an_object(["value"], value=SMALL)
-
-SCHEMAS: dict[str, Schema] = {
-    "string": WORD,
-    "string of a length": {"type": "string", "minLength": 2, "maxLength": 4},
-    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
-    "pattern of other characters": {"type": "string", "pattern": r'^[^"\\]{1,6}$'},
-    "pattern inside": {"type": "string", "pattern": "ab", "maxLength": 6},
-    "enum": {"enum": ["red", "green", 3, None, True, [1], {"a": 1}]},
-    "enum with quotes": {"enum": ['say "x"', "back\\slash", "new\nline", "Zoë 😀"]},
-    "const": {"const": {"a": [1, None]}},
-    "boolean": {"type": "boolean"},
-    "null": {"type": "null"},
-    "integer": SMALL,
-    "integer above": {"type": "integer", "exclusiveMinimum": 7, "maximum": 120},
-    "multiple": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 100},
-    "number": {"type": "number", "minimum": -1.5, "maximum": 2.25},
-    "several types": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
-    "list": a_list(SMALL),
-    "list of a length": a_list(SMALL, 4, minItems=2),
-    "list of lists": a_list(a_list({"type": "boolean"}), 2),
-    "tuple": {"type": "array", "prefixItems": [WORD, SMALL], "items": False, "minItems": 2},
-    "empty list": {"type": "array", "maxItems": 0},
-    "object": an_object(name=WORD, age=SMALL),
-    "optional": an_object(["name"], name=WORD, age=SMALL, email=WORD),
-    "all optional": an_object([], a=SMALL, b=SMALL, c=SMALL),
-    "nested": an_object(inner=an_object(deep=an_object(deepest=SMALL))),
-    "list of objects": a_list(an_object(id=SMALL, ok={"type": "boolean"}), 2),
-    "no properties": {"type": "object", "properties": {}},
-    "map": {"type": "object", "additionalProperties": SMALL, "maxProperties": 2},
-    "map with a pattern": {
-        "type": "object",
-        "patternProperties": {"^[a-c]$": SMALL},
-        "additionalProperties": False,
-        "maxProperties": 2,
-    },
-    "names to be escaped": an_object(**{'a"b': SMALL, "c\\d": SMALL, "é": SMALL}),
-    "anyOf": {"anyOf": [SMALL, {"type": "boolean"}, an_object(x=SMALL)]},
-    "oneOf": {"oneOf": [an_object(kind={"const": "a"}, x=SMALL), an_object(kind={"const": "b"}, y=WORD)]},
-    "allOf": {"allOf": [an_object(a=SMALL), an_object(b=SMALL)], "maxProperties": 2},
-    "optional value": an_object(v={"anyOf": [WORD, {"type": "null"}]}),
-    "reference": {"$ref": "#/$defs/leaf", "$defs": {"leaf": _LEAF}},
-    "references": {**_NODE, "$defs": {"leaf": _LEAF}},
-    "definitions": {"definitions": {"w": WORD}, **an_object(w={"$ref": "#/definitions/w"})},
-    "date": {"type": "string", "format": "date"},
-    "time of a day": an_object(at={"type": "string", "format": "date-time"}),
-    "uuid": {"type": "string", "format": "uuid"},
-    "ipv4": {"type": "string", "format": "ipv4"},
-    "described": {
-        "title": "T",
-        "description": "d",
-        "$schema": "x",
-        **an_object(a=SMALL),
-        "examples": [{"a": 1}],
-    },
-}
+SCHEMAS: dict[str, Schema] = read_shapes("schemas")
 
 _CLASSES = [
     r'[^"\\]',

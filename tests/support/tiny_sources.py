@@ -4,40 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shapes import read_shapes
+
 VOCABULARY = 300
 START, END, LANGUAGE = 2, 3, 7
-_SIZES = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
-    "decoder_start_token_id": START,
-    "forced_eos_token_id": None,
-    "eos_token_id": END,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "init_std": 0.4,
-    "scale_embedding": True,
-}
-_T5_SIZES = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "decoder_start_token_id": START,
-    "eos_token_id": END,
-    "pad_token_id": 1,
-}
+_SIZES, _T5_SIZES = (read_shapes("small")[name] for name in ("bart", "t5"))
 _GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _T5 = {"T5": {}, "FlanT5": _GATED, "MT5": _GATED, "UMT5": _GATED}
 FAMILIES = ("Bart", "MBart", "Marian", "Pegasus", *_T5)

@@ -6,21 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from pooling_files import put_json
-from published_files import (
-    BERT,
-    GEMMA,
-    MODERNBERT,
-    NOMIC,
-    OLDER_FLAGS,
-    ONE_LABEL,
-    QWEN3,
-    XLM_ROBERTA,
-    dense,
-    modules,
-    pooling,
-    sentence,
-)
+from pooling_files import ST, put_json
+from shapes import read_shapes
 from tiny import write_tokenizer
 
 from models.config import read_config
@@ -29,6 +16,34 @@ from models.loader import LoadOptions, load_model
 from models.pooling.config import PoolingConfig, read_pooling
 from models.pooling.pooler import Merged
 from models.pooling.sentence_files import Dense
+
+CONFIGS = read_shapes("published")
+"""The config.json of well-known checkpoints, with sizes made small."""
+OLDER_FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+FLAGS = (*OLDER_FLAGS, "weightedmean_tokens", "lasttoken")
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+
+
+def modules(*kinds: str) -> list[dict[str, object]]:
+    paths = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(kinds)]
+    return [
+        {"idx": index, "name": str(index), "path": path, "type": f"{ST}.{kind}"}
+        for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+
+
+def pooling(flag: str, flags: tuple[str, ...] = FLAGS, **more: object) -> dict[str, object]:
+    modes = {f"pooling_mode_{name}": name == flag for name in flags}
+    return {"word_embedding_dimension": 32, **modes, **more}
+
+
+def sentence(length: int, *, lower_case: bool = False) -> dict[str, object]:
+    return {"max_seq_length": length, "do_lower_case": lower_case}
+
+
+def dense(inputs: int, outputs: int) -> dict[str, object]:
+    identity = "torch.nn.modules.linear.Identity"
+    return {"in_features": inputs, "out_features": outputs, "bias": False, "activation_function": identity}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +73,7 @@ class Published:
 PUBLISHED = [
     Published(
         name="Qwen3-Embedding-0.6B",
-        config=QWEN3,
+        config=CONFIGS["qwen3"],
         files={
             "modules.json": modules("Transformer", "Pooling", "Normalize"),
             "1_Pooling/config.json": pooling("lasttoken", include_prompt=True),
@@ -81,7 +96,7 @@ PUBLISHED = [
     ),
     Published(
         name="embeddinggemma-300m",
-        config=GEMMA,
+        config=CONFIGS["gemma"],
         files={
             "modules.json": modules("Transformer", "Pooling", "Dense", "Dense", "Normalize"),
             "1_Pooling/config.json": pooling("mean_tokens", include_prompt=True),
@@ -105,7 +120,7 @@ PUBLISHED = [
     ),
     Published(
         name="bge-base-en-v1.5",
-        config=BERT | ONE_LABEL,
+        config=CONFIGS["bert"] | ONE_LABEL,
         files={
             "modules.json": modules("Transformer", "Pooling", "Normalize"),
             "1_Pooling/config.json": pooling("cls_token", OLDER_FLAGS),
@@ -118,7 +133,7 @@ PUBLISHED = [
     ),
     Published(
         name="e5-base-v2",
-        config=BERT,
+        config=CONFIGS["bert"],
         files={
             "modules.json": modules("Transformer", "Pooling", "Normalize"),
             "1_Pooling/config.json": pooling("mean_tokens", OLDER_FLAGS),
@@ -130,7 +145,7 @@ PUBLISHED = [
     ),
     Published(
         name="gte-modernbert-base",
-        config=MODERNBERT,
+        config=CONFIGS["modernbert"],
         files={
             "modules.json": modules("Transformer", "Pooling"),
             "1_Pooling/config.json": pooling("cls_token", include_prompt=True),
@@ -149,7 +164,7 @@ PUBLISHED = [
     ),
     Published(
         name="nomic-embed-text-v1.5",
-        config=NOMIC,
+        config=CONFIGS["nomic"],
         files={
             "modules.json": modules("Transformer", "Pooling"),
             "1_Pooling/config.json": pooling("mean_tokens", OLDER_FLAGS),
@@ -163,7 +178,7 @@ PUBLISHED = [
     ),
     Published(
         name="ms-marco-MiniLM-L6-v2",
-        config=BERT
+        config=CONFIGS["bert"]
         | ONE_LABEL
         | {
             "architectures": ["BertForSequenceClassification"],
@@ -179,7 +194,7 @@ PUBLISHED = [
     ),
     Published(
         name="ms-marco-MiniLM-L6-v2, as it was before",
-        config=BERT
+        config=CONFIGS["bert"]
         | ONE_LABEL
         | {
             "architectures": ["BertForSequenceClassification"],
@@ -192,7 +207,9 @@ PUBLISHED = [
     ),
     Published(
         name="bge-reranker-v2-m3",
-        config=XLM_ROBERTA | ONE_LABEL | {"architectures": ["XLMRobertaForSequenceClassification"]},
+        config=CONFIGS["xlm_roberta"]
+        | ONE_LABEL
+        | {"architectures": ["XLMRobertaForSequenceClassification"]},
         architecture="XLMRobertaForSequenceClassification",
         mode="CLS",
         max_len=8192,
@@ -251,7 +268,7 @@ def test_a_checkpoint_is_taken_for_what_it_is(published: Published, tmp_path: Pa
 
 def test_qwen3_reranker(tmp_path: Path) -> None:
     """The checkpoint generates unless options say what it was made for."""
-    put(tmp_path, QWEN3 | {"max_position_embeddings": 40960}, {})
+    put(tmp_path, CONFIGS["qwen3"] | {"max_position_embeddings": 40960}, {})
     write_tokenizer(tmp_path)
     conversion, facts, model = resolve(tmp_path)
     assert (conversion.runner, conversion.architecture) == ("generate", "Qwen3ForCausalLM")
