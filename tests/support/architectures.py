@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from drive import Driver
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import VOCAB_SIZE, randomise
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel

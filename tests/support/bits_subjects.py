@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import tiny_checkpoint
 
 from worker.protocol import Task

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import VOCAB_SIZE, hf_model, tiny_checkpoint
 from torch import Tensor
 

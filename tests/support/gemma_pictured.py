@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
-from shapes import read_shapes
+from shape_files import read_shapes
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 SETTINGS, FIELDS = (read_shapes("pictured")[name] for name in ("gemma3 settings", "gemma3"))

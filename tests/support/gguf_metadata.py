@@ -18,7 +18,7 @@ from gguf_hybrids import state_fields
 from gguf_latent import latent_fields
 from gguf_writer import ARRAY as _ARRAY
 from gguf_writer import F32, I32, Typed
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import PAD_ID
 
 Fields = dict[str, object]

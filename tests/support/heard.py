@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from pictured import write_pictured
 from safetensors.torch import load_file, save_file
-from shapes import read_shapes
+from shape_files import read_shapes
 from sounds import RATE
 from torch import nn
 from transformers import Qwen3ASRFeatureExtractor, WhisperFeatureExtractor

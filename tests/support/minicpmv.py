@@ -12,7 +12,7 @@ import torch
 from pictured import TEXT, Answer, Prompt, expected
 from PIL.Image import Image, Resampling
 from safetensors.torch import save_file
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import randomise
 from torch import Tensor, nn
 from transformers import Idefics2VisionConfig, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM

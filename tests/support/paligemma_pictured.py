@@ -8,7 +8,7 @@ import torch
 from pictured import TEXT, VISION, Answer, Prompt, expected, write_pictured
 from pictured_chat import write_chat_files
 from PIL.Image import Image
-from shapes import read_shapes
+from shape_files import read_shapes
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil

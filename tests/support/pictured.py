@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from PIL.Image import Image
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import randomise
 from torch import nn
 

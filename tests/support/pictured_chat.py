@@ -7,7 +7,7 @@ from typing import Any
 
 from pictured import write_pictured
 from qwen_pictured import PICTURE, Pictured
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import write_tokenizer
 from tokenizers import Tokenizer
 from torch import nn

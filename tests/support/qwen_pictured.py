@@ -12,7 +12,7 @@ from media_files import noise
 from pictured import Answer, Prompt, Prompts, expected, write_pictured
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from shapes import read_shapes
+from shape_files import read_shapes
 from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from shapes import read_shapes
+from shape_files import read_shapes
 
 Schema = dict[str, Any]
 

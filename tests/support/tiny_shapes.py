@@ -1,6 +1,6 @@
 """Fields of tiny configs, by architecture: windows are shorter than a prompt, query heads share key heads."""
 
-from shapes import read_shapes
+from shape_files import read_shapes
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 BOS_ID, EOS_ID, PAD_ID, TURN_ID, TURN_END_ID = range(len(SPECIALS))

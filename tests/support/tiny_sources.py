@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shapes import read_shapes
+from shape_files import read_shapes
 
 VOCABULARY = 300
 START, END, LANGUAGE = 2, 3, 7

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pooling_files import ST, put_json
-from shapes import read_shapes
+from shape_files import read_shapes
 from tiny import write_tokenizer
 
 from models.config import read_config
