@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from engine_core.adapters.adapter_files import has_changed
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
-from engine_core.executor import CallFuture
 from engine_core.features.adapters.known_adapters import (
     AdapterLoad,
     KnownAdapter,
@@ -43,6 +42,9 @@ from worker.calls.messages import (
     results_of,
 )
 from worker.worker_facts import WorkerFacts
+
+if TYPE_CHECKING:
+    from engine_core.executor import CallFuture
 
 PATIENCE = 16
 """The requests that may pass one whose adapter finds no place, if its rank is not better than theirs."""

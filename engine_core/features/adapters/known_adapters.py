@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine_core.adapters.messages import Adapter
-from engine_core.executor import CallFuture
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import AddRequest
 from worker.calls.messages import AdapterFacts
+
+if TYPE_CHECKING:
+    from engine_core.executor import CallFuture
 
 
 @dataclass(slots=True, eq=False)
