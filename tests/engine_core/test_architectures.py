@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from sizes import engine_config
 from tiny import ARCHITECTURES, hf_greedy, hf_logits, tiny_checkpoint
 
@@ -114,10 +113,3 @@ def test_a_refusal_comes_before_fields_that_are_missing(
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     with pytest.raises(ValueError, match=message):
         Engine.start(engine_config(tmp_path, load_format="dummy"), lambda _: None)
-
-
-def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:
-    """The tests above would miss a change of early tokens if it did not show at the end."""
-    first = hf_logits(checkpoint, [7, *SHARED[:4]])[-1]
-    other = hf_logits(checkpoint, [8, *SHARED[:4]])[-1]
-    assert not torch.allclose(first, other, atol=1e-2)

@@ -7,7 +7,6 @@ import pytest
 from driven import run_all, text
 from fake_worker import (
     BREAKS_STEP,
-    EOS,
     FakeExecutor,
     Landed,
     reference,
@@ -106,17 +105,6 @@ def test_negative_steps_ahead_is_refused(model: Path) -> None:
         start(model, steps_ahead=-1)
 
 
-def test_a_bad_request_fails_alone(engine: Engine) -> None:
-    engine.add(0, add(1, [1, 2]))
-    engine.add(0, add(2, []))
-    engine.add(3, add(2, [99]))
-    told = run(engine)
-    assert text(told[0, 1]) == reference([1, 2], 4)
-    for key in ((0, 2), (3, 2)):
-        (failed,) = told[key]
-        assert isinstance(failed, Failed) and failed.code == 400
-
-
 def test_a_step_that_breaks_ends_the_request_that_broke_it_and_nothing_else(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,15 +117,6 @@ def test_a_step_that_breaks_ends_the_request_that_broke_it_and_nothing_else(
     assert "secret" not in failed.message and "secret detail" in caplog.text
     engine.add(0, add(3, [1, 2]))
     assert text(run(engine)[0, 3]) == reference([1, 2], 4)
-
-
-def test_draining_refuses_what_is_new_and_ends_what_is_old(engine: Engine) -> None:
-    engine.add(0, add(1, [1, 2]))
-    engine.drain()
-    engine.add(0, add(2, [3]))
-    told = run(engine)
-    assert text(told[0, 1]) == reference([1, 2], 4)
-    assert [failed.code for failed in told[0, 2] if isinstance(failed, Failed)] == [503]
 
 
 def test_all_requests_of_one_client_can_be_aborted(engine: Engine) -> None:
@@ -160,15 +139,6 @@ def test_the_prefix_cache_can_be_emptied(engine: Engine) -> None:
         first = run(engine)[0, id][0]
         cached.append(isinstance(first, Tokens) and first.cached)
     assert cached == [0, 16, 0]
-
-
-def test_a_stop_found_late_is_the_last_token_all_the_same(model: Path) -> None:
-    prompt = next([n, m] for n in range(1, 40) for m in range(1, 40) if EOS in reference([n, m], 8)[:6])
-    engine = start(model, steps_ahead=2)
-    engine.add(0, AddRequest(id=1, tokens=prompt, params=Sampling(max_tokens=8, stop_token_ids=(EOS,))))
-    outputs = run(engine)[0, 1]
-    assert text(outputs) == reference(prompt, 8, (EOS,))
-    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "stop"
 
 
 class Compiling(FakeExecutor):

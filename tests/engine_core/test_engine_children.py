@@ -8,7 +8,6 @@ from fake_worker import reference
 from started_engines import EngineEnds, Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
-from engine_core.engine_children import EngineProcess
 from engine_core.restarts import NoWatcher, keep_engines
 from worker.protocol import Sampling
 
@@ -96,21 +95,6 @@ async def test_an_only_engine_that_has_served_is_started_again_whatever_ends_it(
         assert ends.exits.pop() == (0, code)
     assert client.ready is not None and client.ready.start_seconds > 0
     keeping.cancel()
-
-
-async def test_an_engine_that_breaks_again_and_again_is_given_up(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine_core.restarts.PAUSES", (0.0, 0.0))
-    engines, client = await start(restart_wait=1.0)
-    engines.worked = True
-    monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # no new process lives
-    engines.engines[0].process.kill()
-    ends = EngineEnds(client)
-    await soon(keep_engines(engines, ends))
-    assert ends.exits == [(0, -signal.SIGKILL)] * 3
-    assert ends.given_up == [(0, False)]
-    assert client.dead and client.dead.startswith("the engine ended 3 times in 10 minutes, at last so: ")
 
 
 async def test_an_engine_that_ends_while_all_shall_end_is_not_started_again(start: Start) -> None:

@@ -203,14 +203,3 @@ def test_a_grammar_that_takes_seconds_ends_alone_and_holds_no_step(engine: Engin
     assert len(text({0: told}, 2)) == 3
     ended = [one.id for one in told if isinstance(one, Failed) or one.finish]
     assert ended == [2, 1], "the other one has its whole answer meanwhile"
-
-
-def test_an_answer_that_goes_on_keeps_to_its_language(engine: Engine) -> None:
-    whole = add(1)
-    engine.add(0, whole)
-    tokens = text(run_all(engine), 1)
-    resumed = AddRequest(
-        id=2, tokens=[*whole.tokens, *tokens[:2]], prompt_len=2, params=whole.params, grammar=ANSWERS
-    )
-    engine.add(0, resumed)
-    assert text(run_all(engine), 2) == tokens[2:]

@@ -12,7 +12,6 @@ import pytest
 from fake_worker import (
     BREAKS_ROW,
     BREAKS_STEP,
-    KILLS_PROCESS,
     LOSES_DEVICE,
     SLOW_STEP,
     reference,
@@ -22,7 +21,6 @@ from live import PATIENCE, alive
 from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
-from engine_core.config import Address
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.reason_codes import DEADLINE
 from engine_core.restarts import exit_of, keep_engines
@@ -195,13 +193,6 @@ async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
     assert isinstance(refused, Failed) and refused.code == 503
 
 
-async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
-    engines, client = await start()
-    (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
-    assert failed == Failed(failed.id, 503, "the engine process ended while serving", "engine_given_up")
-    assert await exit_of(engines.engines[0].process) == -signal.SIGKILL
-
-
 async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
     _, client = await start()
     for token, words in ((BREAKS_STEP, "the engine fails"), (BREAKS_ROW, "non-finite")):
@@ -263,16 +254,6 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-async def test_a_client_without_an_engine_answers_all_the_same(address: Address) -> None:
-    client = EngineClient(address)
-    (failed,) = await collect(client.submit([1], Sampling(max_tokens=1)))
-    assert isinstance(failed, Failed) and failed.code == 503
-    client.fail("it never came")
-    assert client.folder_known.is_set() and client.ready_or_dead.is_set() and client.died.is_set()
-    client.close()
-    assert client.dead == "it never came"
-
-
 async def test_an_engine_knows_the_classes_that_the_program_has_registered(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,29 +272,6 @@ async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(
     pids = [int((model / f"pid-{rank}").read_text()) for rank in (0, 1)]
     engines.engines[0].process.kill()
     await soon(until(lambda: not any(alive(pid) for pid in pids)))
-
-
-async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
-    start: Start, model: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    engines, client = await start(module="fake_spread")
-    os.kill(int((model / "pid-1").read_text()), signal.SIGKILL)
-    assert await asyncio.wait_for(exit_of(engines.engines[0].process), 60) == 1
-    reason = "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL"
-    assert reason in (client.dead or "")
-    assert reason in capfd.readouterr().err.splitlines()[-1]
-    assert not alive(int((model / "pid-0").read_text()))
-
-
-async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, model: Path) -> None:
-    (model / "no-weights").touch()
-    engines, client = await start(ready=False, module="fake_spread")
-    assert await asyncio.wait_for(exit_of(engines.engines[0].process), 60) == 2
-    await soon(client.ready_or_dead.wait())
-    assert client.dead == (
-        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "
-        "tensor 'lm_head.weight' is missing"
-    )
 
 
 async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:

@@ -153,16 +153,6 @@ def test_with_a_folder_a_reset_removes_them(llama: Path, tmp_path: Path) -> None
         assert engine.stats().prefix_hits == 0
 
 
-def test_other_salts_find_nothing(llama: Path) -> None:
-    with serving(llama) as engine:
-        ask(engine, 1, TEXT)
-        for id, text in enumerate(OTHERS, 2):
-            ask(engine, id, text)
-        hits = engine.stats().prefix_hits
-        answers(engine, [AddRequest(9, TEXT, LIKELIEST, salt="b")])
-        assert engine.stats().prefix_hits == hits
-
-
 def test_memory_that_is_not_there_is_refused(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"takes 1000000.00 GiB of this machine's memory, and .* lower it"):
         Engine.start(engine_config(llama, **SIZES, kv_offloading_size=1e6), lambda _: None)

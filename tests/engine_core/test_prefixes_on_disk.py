@@ -10,7 +10,7 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import AddRequest, Tokens
+from engine_core.protocol import AddRequest
 from worker.protocol import DiskTotals, Pooling, Sampling
 
 TEXT = [5 + number * number % (VOCAB_SIZE - 5) for number in range(400)]
@@ -151,22 +151,6 @@ def test_what_a_hybrid_cannot_keep_it_says(tmp_path: Path, caplog: pytest.LogCap
     folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
     assert serve(folder, tmp_path / "kept", LIKELIEST, state_snapshots=0).disk is None
     assert "no memory is left to remember some" in caplog.text
-
-
-def test_a_hybrid_finds_its_state_after_a_restart(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
-    sizes = {**SIZES, "kv_cache_dir": str(tmp_path), "num_gpu_blocks_override": 100}
-    found = []
-    for _ in range(2):
-        engine = Engine.start(engine_config(folder, **sizes), lambda _: None)
-        try:
-            engine.add(0, AddRequest(1, TEXT[:395], Sampling(max_tokens=1, temperature=0)))
-            given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
-            [answer] = [one for one in given if isinstance(one, Tokens)]
-            found.append(answer.cached)
-        finally:
-            engine.stop()
-    assert found == [0, 384]
 
 
 @pytest.mark.parametrize(

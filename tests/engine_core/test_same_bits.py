@@ -11,7 +11,7 @@ import torch
 from bits_lost_engines import CutProver
 from bits_schedule import PLAINEST, Prover, open_engine
 from bits_subjects import POOLING_TYPES, Subject, decoder, other_decoders, subjects
-from bits_traffic import Conversation, answers
+from bits_traffic import answers
 from ranks import Layout, Ranks
 from torch import Tensor
 
@@ -105,22 +105,6 @@ def vectors(folder: Path, subject: Subject, asked: list[AddRequest], chunk: int)
     with open_engine(folder, subject, limits) as engine:
         results = answers(engine, asked).values()
     return [each.vectors.data for each in results if each.vectors is not None]
-
-
-def test_the_first_schedules_have_every_family_and_type() -> None:
-    first = {(subject.architecture, subject.dtype) for subject in subjects()[:12]}
-    assert len(first) == 12
-    assert {"float32", "bfloat16"} == {dtype for _, dtype in first}
-
-
-def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
-    prover = Prover(folder, conversations=FEW)
-    prover.run(0)
-    following: list[Conversation] = [each for each in prover.traffic(subjects()[0], 0) if len(each) > 1]
-    assert any(
-        later.prompt[: len(first.prompt) + len(first.truth.tokens)] == first.prompt + first.truth.tokens
-        for first, later, *_ in following
-    )
 
 
 # Engines that end: `python tests/bench/same_bits.py --ends` makes as many runs as one likes.

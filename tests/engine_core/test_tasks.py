@@ -152,35 +152,6 @@ def first_vectors(engine: Engine, add: AddRequest) -> Vectors:
     return only.vectors
 
 
-def test_a_text_that_was_written_is_found_when_it_is_embedded(llama: Path, start: Start) -> None:
-    engine = start(llama, tasks=ALL_TASKS, pooler_config={"pooling_type": "MEAN"})
-    written = TEXTS[2] + text(run(engine, write(1, TEXTS[2]))[1])
-    told = run(engine, pool(2, written), pool(3, written, "token_embed"))
-    rows = hidden(llama, written)
-    for id, expected in ((2, rows.mean(0)), (3, rows)):
-        np.testing.assert_allclose(vectors(told[id]), normal(expected), atol=1e-5)
-        (answer,) = told[id]
-        assert isinstance(answer, Pooled) and answer.cached == 16
-    (again,) = run(engine, write(4, written, max_tokens=1))[4]
-    assert isinstance(again, Tokens) and again.cached == 16
-
-
-@pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_a_text_has_the_same_bits_alone_and_in_any_batch(
-    kind: str, start: Start, request: pytest.FixtureRequest
-) -> None:
-    engine = start(
-        request.getfixturevalue(kind),
-        pooler_config={"pooling_type": "MEAN"},
-        max_num_batched_tokens=64,
-        enable_prefix_caching=False,
-    )
-    texts = [*TEXTS, [9] * 40, list(range(5, 60)), [1, 2]]
-    together = run(engine, *(pool(i, tokens) for i, tokens in enumerate(texts)))
-    for i, tokens in enumerate(texts):
-        assert vectors(run(engine, pool(i, tokens))[i]).tobytes() == vectors(together[i]).tobytes()
-
-
 def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start) -> None:
     worker = start(llama).ready.worker
     assert (worker.tasks, worker.widths) == (("generate", "embed"), {"embed": 32})

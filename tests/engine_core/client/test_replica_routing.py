@@ -24,15 +24,6 @@ async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
     assert client.dead == "this one too"
 
 
-async def test_a_replica_in_the_place_of_a_dead_one_is_used(two: Two) -> None:
-    client, first, _, both = two
-    both.end(first)
-    await both.until(lambda: both.state(0) == "the engine process ended while serving")
-    again = await both.start(0)
-    client.submit([1], PARAMS, replica=0)
-    assert len(await again.received(1)) == 1
-
-
 async def test_a_replica_that_is_back_before_its_end_is_noticed_has_lost_its_requests(two: Two) -> None:
     client, first, second, both = two
     client.submit([2] * 200, PARAMS, replica=1)

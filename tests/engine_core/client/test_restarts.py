@@ -60,14 +60,6 @@ async def test_the_engine_s_own_words_count_more(one: Replicated) -> None:
     assert one.client.dead == "tensor 'a' is missing" and one.client.explained
 
 
-async def test_only_the_last_replica_that_is_given_up_is_the_end(two: Two) -> None:
-    client, *_ = two
-    client.engine_given_up(1, "it broke", explained=False)
-    assert client.dead is None and client.ready is not None
-    client.engine_given_up(0, "this one too", explained=False)
-    assert client.dead == "this one too"
-
-
 async def test_nobody_starts_engines_again_unless_it_is_said(connect: Connect) -> None:
     alone = connect()
     alone.end(await alone.start(0))

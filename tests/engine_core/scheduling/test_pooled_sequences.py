@@ -6,8 +6,7 @@ from scheduler_bench import Bench, add, config, pool
 
 from engine_core.engine_stats import Timing
 from engine_core.features.installed import make_scheduler
-from engine_core.protocol import Failed
-from worker.protocol import QUERY_GONE, Pooling
+from worker.protocol import Pooling
 
 
 def test_a_text_that_does_not_fit_beside_others_waits_for_the_next_step() -> None:
@@ -67,25 +66,6 @@ def test_a_generated_text_serves_a_pooled_one_and_the_other_way_round(task: str)
     assert bench.text(3) == reference([*prompt, 7], 2)
 
 
-def test_a_pooled_prompt_may_fill_the_window() -> None:
-    bench = Bench(config(), facts(max_model_len=16, num_blocks=4, block_size=4))
-    bench.serve(pool(1, [1] * 16))
-    assert bench.pooled(1).vectors == vectors_of([1] * 16, Pooling(task="embed"))
-
-
-def test_a_preempted_pooled_sequence_is_read_again() -> None:
-    for depth in (0, 1):
-        limits = facts(max_num_seqs=1, max_num_batched_tokens=3)
-        bench = Bench(config(scheduling_policy="priority"), limits, depth=depth)
-        bench.add(pool(1, list(range(1, 20)), "token_embed", priority=5))
-        bench.step()
-        bench.step()
-        bench.serve(add(2, [4, 5], max_tokens=2, priority=0))
-        timing = bench.pooled(1).timing
-        assert timing is not None and timing.preemptions == 1
-        assert bench.pooled(1).vectors == vectors_of(list(range(1, 20)), Pooling(task="token_embed"))
-
-
 def test_hidden_states_of_cached_beginnings_are_bounded_in_a_step() -> None:
     """Each costs one token of the budget, and 13 hidden states; 32 may be pooled together."""
     for task, expected in (("token_embed", [[1, 1], [1, 1], [1]]), ("embed", [[1] * 5])):
@@ -96,16 +76,6 @@ def test_hidden_states_of_cached_beginnings_are_bounded_in_a_step() -> None:
         rows = bench.all_rows()
         assert rows == expected
         assert [bench.pooled(id).cached for id in range(1, 6)] == [12] * 5
-
-
-def test_a_pooled_row_that_fails_ends_alone() -> None:
-    bench = Bench(config(), facts())
-    bench.add(pool(1, [1, 2], "token_embed", late_document="q"))
-    bench.add(pool(2, [3, 4]))
-    bench.serve(add(3, [5, 6], max_tokens=2))
-    assert bench.outputs[0, 1] == [Failed(id=1, code=503, message=QUERY_GONE)]
-    assert bench.pooled(2).vectors == vectors_of([3, 4], Pooling(task="embed"))
-    assert bench.text(3) == reference([5, 6], 2)
 
 
 def test_timing_of_a_pooled_sequence_has_no_decode() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from fake_worker import FakeWorker, facts, reference
-from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
 from engine_core.engine_stats import Timing
@@ -66,25 +65,6 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert bench.scheduler.counters.prefix_hits == 8
 
 
-def test_what_an_answer_leaves_in_the_cache_serves_the_next_turn() -> None:
-    bench = Bench(config(), facts(block_size=4), depth=1)
-    bench.serve(add(1, [1, 2, 3], max_tokens=10))
-    turn = [1, 2, 3, *bench.text(1), 7, 8]
-    bench.serve(add(2, turn, max_tokens=2))
-    assert bench.cached(2) == 12
-    assert bench.text(2) == reference(turn, 2)
-
-
-def test_forgetting_the_cache_does_not_touch_what_runs() -> None:
-    bench = Bench(config(), facts(block_size=2))
-    bench.add(add(1, [1, 2, 3, 4, 5], max_tokens=6))
-    bench.step()
-    bench.scheduler.cache.pool.withdraw_all()
-    bench.serve(add(2, [1, 2, 3, 4, 5], max_tokens=6))
-    assert bench.text(1) == bench.text(2) == reference([1, 2, 3, 4, 5], 6)
-    assert bench.cached(2) == 0
-
-
 def test_a_higher_priority_takes_the_row_of_a_lower_one_that_runs() -> None:
     for depth in (0, 1, 2):
         bench = Bench(config(scheduling_policy="priority"), facts(max_num_seqs=1), depth=depth)
@@ -110,16 +90,6 @@ def test_priorities_mean_nothing_under_fcfs() -> None:
     bench.step()
     bench.serve(add(2, [2], max_tokens=1, priority=0))
     assert bench.scheduler.counters.preemptions == 0
-
-
-def test_a_full_cache_preempts_the_newest_and_everyone_still_ends() -> None:
-    bench = Bench(config(), facts(block_size=2, num_blocks=14, max_model_len=24), depth=1)
-    bench.add_all(add(id, [id] * 4, max_tokens=20) for id in range(1, 5))
-    bench.run()
-    assert bench.scheduler.counters.preemptions > 0
-    assert bench.preemptions(1) == 0
-    for id in range(1, 5):
-        assert bench.text(id) == reference([id] * 4, 20)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
@@ -158,20 +128,6 @@ def test_stop_wins_over_length_and_waits_for_min_tokens() -> None:
     bench.serve(add(3, [3, 1], max_tokens=4, stop_token_ids=(stop,), min_tokens=3))
     assert [bench.text(id) for id in (1, 2, 3)] == [text[:3], text[:3], text[:4]]
     assert [bench.last(id).finish for id in (1, 2, 3)] == ["stop", "stop", "length"]
-
-
-def test_a_failed_row_ends_alone() -> None:
-    bench = Bench(config(), facts())
-    bench.add(add(1, [1, 2], max_tokens=3))
-    bench.add(add(2, [3, 4], max_tokens=3))
-    plan = bench.scheduler.schedule(0)
-    assert plan is not None
-    output = bench.worker.launch(plan.step).result()
-    slot = plan.step.seqs[0].slot
-    bench.collect(bench.scheduler.results.land(plan, replace(output, failed={slot: "non-finite"}), 0))
-    bench.run()
-    assert bench.outputs[0, 1] == [Failed(id=1, code=500, message="non-finite")]
-    assert bench.text(2) == reference([3, 4], 3)
 
 
 def test_a_full_queue_refuses_with_503_but_free_rows_are_no_queue() -> None:

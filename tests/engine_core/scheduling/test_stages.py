@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
-import zmq
-from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
-from model_facts import READY
-from no_calls import NoCalls
+from fake_worker import facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool
 
-from engine_core.config import EngineConfig
-from engine_core.engine import Engine
-from engine_core.features.installed import make_scheduler
-from engine_core.protocol import AddRequest, Failed
-from worker.protocol import Pooling, Sampling, StepBounds, StepInput, StepOutput
+from worker.protocol import Pooling
 from worker.worker_facts import WorkerFacts
 
 
@@ -96,66 +87,3 @@ def test_nobody_starves_while_a_long_prompt_is_read() -> None:
             break
     assert bench.text(9) == reference(list(range(1, 41)), 1)
     assert all(len(bench.outputs[0, id]) < 40 for id in range(5)), "it was read while the others ran"
-
-
-class Pipeline(NoCalls):
-    """An executor that counts the most steps in flight, and lets them land in order."""
-
-    def __init__(self) -> None:
-        self.worker = FakeWorker(facts())
-        self.in_flight: deque[int] = deque()
-        self.most = 0
-
-    def start(self) -> WorkerFacts:
-        return self.worker.facts
-
-    def submit(self, step: StepInput) -> PipelineStep:
-        self.in_flight.append(step.number)
-        self.most = max(self.most, len(self.in_flight))
-        return PipelineStep(self, step.number, self.worker.launch(step))
-
-    def bind(self, bounds: StepBounds) -> None: ...
-
-    def idle(self, *, wait: bool = False) -> bool:
-        return False
-
-    def register(self, poller: zmq.Poller) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-
-class PipelineStep:
-    def __init__(self, pipeline: Pipeline, number: int, landed: Landed) -> None:
-        self.pipeline, self.number, self.landed = pipeline, number, landed
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepOutput:
-        assert self.pipeline.in_flight.popleft() == self.number
-        return self.landed.result()
-
-
-@pytest.mark.parametrize(
-    ("stages", "ahead", "depth"), [(1, 0, 1), (1, 1, 2), (2, 1, 2), (4, 1, 4), (2, 2, 3)]
-)
-def test_the_engine_keeps_as_many_steps_in_flight_as_there_are_stages(
-    stages: int, ahead: int, depth: int
-) -> None:
-    chosen = EngineConfig(model="", pipeline_parallel_size=stages, steps_ahead=ahead)
-    pipeline = Pipeline()
-    engine = Engine(READY, make_scheduler(chosen, facts(), 50), pipeline)
-    for id in range(8):
-        engine.add(0, AddRequest(id=id, tokens=[id + 1, 3], params=Sampling(max_tokens=12)))
-    told: dict[int, list[int]] = {id: [] for id in range(8)}
-    while engine.busy:
-        for output in engine.step().get(0, []):
-            assert not isinstance(output, Failed)
-            told[output.id] += output.tokens  # pyright: ignore[reportAttributeAccessIssue]
-    assert pipeline.most == depth
-    assert told == {id: reference([id + 1, 3], 12) for id in range(8)}

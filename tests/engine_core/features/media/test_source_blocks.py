@@ -170,17 +170,6 @@ def test_a_source_that_is_begun_may_be_given_up(ends: str) -> None:
         assert bench.text(1) == expected(add(1, [3, 2], source=source("b")))
 
 
-def test_what_a_failed_step_was_to_encode_is_encoded_again() -> None:
-    bench = Bench(config(), speech())
-    bench.add(add(0, [1, 2], source=source("a")))
-    bench.add(add(1, [3, 2], source=source("a")))
-    planned = bench.scheduler.schedule(1.0)
-    assert planned is not None
-    bench.collect(bench.scheduler.results.land_failed(planned, 2.0, short_of_memory=False, behind=False))
-    bench.run()
-    assert bench.text(0) == expected(add(0, [1, 2], source=source("a")))
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -168,20 +168,6 @@ def test_suspects_are_computed_without_guesses(guessing: MakeBench) -> None:
     assert [bench.text(id) for id in range(4)] == [reference([id + 1, 2], 20) for id in range(4)]
 
 
-def test_an_aborted_answer_drops_what_is_in_flight(guessing: MakeBench) -> None:
-    bench = guessing()
-    bench.add_all(add(id, [id + 1, 2], max_tokens=30, reports_guesses=True) for id in range(2))
-    bench.steps(3)
-    plan = bench.scheduler.schedule(bench.now)
-    assert plan is not None and guessed(plan) == 12
-    bench.in_flight.append((plan, bench.worker.launch(plan.step)))
-    bench.abort((0, 1))
-    bench.run()
-    assert bench.text(0) == reference([1, 2], 30)
-    text = bench.text(1)
-    assert text == reference([2, 2], 30)[: len(text)] and bench.last(1).guesses is not None
-
-
 def test_logprobs_come_with_each_token(guessing: MakeBench) -> None:
     bench = guessing(steps_ahead=0)
     stop = reference([5, 7], 4)[3]
