@@ -114,15 +114,6 @@ async def test_the_long_prompt_comes_in_the_middle_of_the_stream(tmp_path: Path)
     assert before == [TOKENS, TOKENS // 2, TOKENS]  # the warm-up's, the one beside the stream, the one alone
 
 
-async def test_another_server_may_embed() -> None:
-    async with scripted(streams) as server, scripted(completes) as embedder:
-        flags = ("--beside", "embeddings", "--embed-base-url", embedder.url, *ONCE)
-        assert await bench(server, *flags) == 0
-    assert {one.path for one in server.requests} == {"/v1/models", "/v1/completions"}
-    assert {one.path for one in embedder.requests} == {"/v1/models", "/v1/embeddings"}
-    assert {one.json["model"] for one in embedder.requests[1:]} == {"first"}
-
-
 async def test_single_texts_beside_very_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,10 @@
 Sections are run by stand-ins for their processes here; `test_parts.py` runs the sections themselves.
 """
 
-import json
 import os
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import check
-from check import NOTHING_CHECKED, SECTIONS, Check, Section, choose, main, run_all
+from check import NOTHING_CHECKED, SECTIONS, Check, Section, run_all
 from guard import Guard
 from report import Report
 from results import TARGETS, Result, Target
@@ -159,61 +156,6 @@ def test_a_program_that_is_not_installed_is_skipped(checked: Check) -> None:
     assert result.skipped and "no-such-sanitizer" in result.text
 
 
-def test_a_section_runs_under_its_program(checked: Check) -> None:
-    sections = {"told": Section(20, prefix=("env", "--"))}
-    run_all(checked, ["told"], sections)
-    assert shown(checked)[0][0] == "rate"
-
-
-def test_files_are_written_anew_after_each_section(checked: Check) -> None:
-    checked.run("told", Section(20))
-    told = json.loads((checked.out / "gpu-check.json").read_text())
-    assert list(told["sections"]) == ["told"] and told["facts"] == {"card": "H200"}
-    checked.known["ceilings"] = "all"
-    checked.run("asks", Section(20))
-    told = json.loads((checked.out / "gpu-check.json").read_text())
-    assert list(told["sections"]) == ["told", "asks"]
-    assert "heard all" in (checked.out / "gpu-check.md").read_text()
-
-
-def test_the_exit_code_is_never_that_of_a_missing_card(checked: Check) -> None:
-    checked.report.sections["before"] = [Result("many", wrong=1000)]
-    assert run_all(checked, ["told"], {"told": Section(20)}) == check.MOST_WRONG < NOTHING_CHECKED
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ([], ["card", "compile", "right", "rates", "step", "engine", "long", "server"]),
-        (["--quick"], ["card", "compile", "right", "step"]),
-        (["--only", "long", "step"], ["card", "step", "long"]),
-        (["--quick", "--sanitize"], ["card", "compile", "right", "step", "sanitized"]),
-        (["--only", "right", "--peer", "python"], ["card", "right", "peer"]),
-    ],
-)
-def test_sections_are_chosen(
-    arguments: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    chosen: list[str] = []
-
-    def note(found: Check, names: list[str], sections: object) -> int:
-        chosen.extend(names)
-        return 0
-
-    monkeypatch.setattr(check, "run_all", note)
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
-    assert chosen == names == choose(_given(arguments), SECTIONS)
-
-
-def _given(arguments: list[str]) -> Namespace:
-    return Namespace(
-        quick="--quick" in arguments,
-        sanitize="--sanitize" in arguments,
-        peer="python" if "--peer" in arguments else None,
-        only=[name for name in SECTIONS if name in arguments],
-    )
-
-
 def test_all_takes_less_than_ten_minutes() -> None:
     assert sum(section.seconds for section in SECTIONS.values() if not section.asked) <= 600
     assert sum(section.seconds for section in SECTIONS.values() if section.quick) <= 250
@@ -230,19 +172,6 @@ def test_without_a_card_it_says_so(tmp_path: Path) -> None:
     assert "gpu-check: torch finds no CUDA device here, so nothing was checked" in run.stdout
 
 
-def test_a_python_without_torch_says_so(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        timeout=60,
-    )
-    assert run.returncode == NOTHING_CHECKED
-    assert "this Python cannot compute: no torch" in run.stdout
-
-
 def test_figures_stand_beside_their_targets() -> None:
     name = "8B decoding, 1 x 512"
     report = Report({"card": "H200", "date": "2026-01-01"})
@@ -257,15 +186,6 @@ def test_figures_stand_beside_their_targets() -> None:
     assert "| 8B prompt of 2048 | at least 35,000 tok/s | not measured |  |" in page
     assert "| other |  |  | WRONG: a \\| b |" in page
     assert report.results[0].line().endswith("80.0% of the floor's rate  hit, at least 228 tok/s")
-
-
-def test_what_is_bound_by_memory_is_measured_by_the_cards_own() -> None:
-    report = Report(speed=0.7)
-    report.sections["engine"] = [Result("8B decoding, 1 x 512", "", 165, "tok/s")]
-    page = report.markdown()
-    assert "| 8B decoding, 1 x 512 | at least 160 tok/s | 165.00 tok/s | hit |" in page
-    assert "| 8B prompt of 8192 | at least 32,000 tok/s | not measured |  |" in page
-    assert report.results[0].line(0.7).endswith("hit, at least 160 tok/s")
 
 
 def test_targets_have_a_direction() -> None:

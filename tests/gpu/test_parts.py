@@ -8,10 +8,8 @@ No line of theirs shall wait for a card to show that it cannot run.
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,22 +19,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import child
-import ready
 import shapes
 import torch
 from dummy import GREEDY, measure_idle_share, opened
 from interpreted_device import Interpreted
-from parts import card, engine, right, step
+from parts import engine
 from products import measure_rounding
 from results import TARGETS, Result
-from scheduled import Loop
 from workbench import Part, Workbench
 
-from engine_core.protocol import AddRequest
 from models import ops
 from worker import runner
 from worker.devices.cpu import Cpu
-from worker.protocol import Sampling
 
 pytestmark = [
     pytest.mark.skipif(DEVICE.type != "cpu", reason="`make gpu-check` runs these sections on a card"),
@@ -162,16 +156,6 @@ def test_families(tmp_path: Path) -> None:
     assert told.text("ElectraModel") == "in float32 cosines from 1.00000"
 
 
-def test_rows_are_as_many_as_fit_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Workbench(torch.device("cuda", 0), lambda **event: None, tmp_path)
-    llama = shapes.SHAPES["8B"]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (0, 79 << 30))
-    assert engine._fitting(bench, llama, 256, 2048) == 192
-    assert engine._fitting(bench, llama, 256, 512) == engine._fitting(bench, llama, 256, 2048, 1) == 256
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (0, 140 << 30))
-    assert engine._fitting(bench, llama, 256, 2048) == 256
-
-
 def test_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_FILE_BYTES", 20_000)  # several files
     monkeypatch.setattr(engine, "PARTS", engine.PARTS[:-1])  # the last one differs in its model alone
@@ -210,80 +194,6 @@ def test_parts_of_a_replayed_step_are_measured(tmp_path: Path, monkeypatch: pyte
         ops.use({})
     assert [result.unit for result in found] == ["us", "ms", "%"]
     assert found[1].value > 0
-
-
-def test_graphs_that_only_end_with_logits_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = workbench(tmp_path)
-    with opened(bench, bench.shape("0.6B"), rows=2, longest=160) as dummy:
-        left = [SimpleNamespace(rows=2, whole=whole) for whole in (True, False, False, False)]
-        graphs: dict[int, Any] = {}
-
-        def prepare() -> bool:
-            graphs[len(graphs)] = left.pop(0)
-            return bool(left)
-
-        with monkeypatch.context() as patched:  # a runner that is closed has nothing left to put back
-            patched.setattr(dummy.runner, "prepare", prepare)
-            patched.setattr(dummy, "_graphs", graphs.values)
-            assert dummy.make_graphs() == {"of single tokens": 1, "up to the logits": 1}
-
-
-def test_work_that_is_done_anew_keeps_its_place() -> None:
-    numbers, place = iter((1, 2)), torch.zeros(1)
-    result, replay = step.Eager(torch.device("cpu"))(lambda: (place + next(numbers),))
-    (first,) = result
-    assert first.tolist() == [1]
-    replay()
-    assert first.tolist() == [2]
-
-
-def test_short_work_is_replayed_and_long_work_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    class Card(Workbench):
-        on_card = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-
-        def finish(self) -> None: ...
-
-        def repeated(self, work: Callable[[], object], times: int) -> Callable[[], None] | None:
-            calls.append(f"captured {times}")
-            return lambda: calls.append("replayed")
-
-    bench = Card(torch.device("cpu"), lambda **event: None, tmp_path)
-    assert bench.seconds_of(lambda: None, 7) >= 0
-    assert calls == ["captured 7", *["replayed"] * 6]
-    calls.clear()
-    assert bench.seconds_of(lambda: time.sleep(0.001)) >= 0.001
-    assert calls == []
-
-
-def test_what_the_driver_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '580.159, 345 MHz, 1980 MHz, 3201 MHz, 700.00 W, 31'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told = Told()
-    bench = Workbench(torch.device("cpu"), told.hear, tmp_path)
-    results = {result.name: result.text for result in card.say_what_is_here(bench)}
-    assert told.facts["driver"] == "580.159" and results["clocks.max.sm"] == "1980 MHz"
-
-
-def test_without_room_on_the_disk_the_time_to_ready_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ready.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    (skipped,) = ready.measure_ready(workbench(tmp_path), "0.6B")
-    assert skipped.skipped and "of disk" in skipped.text
-
-
-def test_a_request_that_is_refused_has_one_answer(tmp_path: Path) -> None:
-    bench = workbench(tmp_path)
-    with opened(bench, bench.shape("0.6B"), rows=2, longest=64) as dummy:
-        loop = Loop(dummy, 0)
-        loop.run([AddRequest(id=1, tokens=[999_999], params=Sampling(max_tokens=2))])
-        assert loop.answers[1].ends == 1 and loop.answers[1].finish.startswith("failed: ")
 
 
 def test_long_run(tmp_path: Path) -> None:
@@ -360,30 +270,6 @@ def test_wrong_products_are_found() -> None:
     found = list(measure_rounding(bench, (16,), ways))
     assert [result.wrong for result in found] == [0, 0, 1] * 2
     assert all("differs by" in result.text for result in found[1::3])
-
-
-def test_failures_of_pytest_are_told_one_by_one() -> None:
-    output = """\
-FAILED tests/worker/kernels/cuda/test_norms.py::test_it[a b] - AssertionError: 1 != 2
-FAILED tests/worker/kernels/cuda/test_norms.py::test_other
-== 2 failed, 3 passed in 1.00s =="""
-    found = list(right.read_tests(output, 1))
-    assert [(result.name, result.wrong) for result in found[1:]] == [
-        ("test_norms.py::test_other", 1),
-        ("tests of kernels", 0),
-    ]
-    assert (found[0].name, found[0].text) == ("test_norms.py::test_it[a b]", "AssertionError: 1 != 2")
-    missing = (
-        "E   ModuleNotFoundError: No module named 'tokenizers'\nERROR tests/a.py\n== 1 error in 1.00s =="
-    )
-    (skipped,) = right.read_tests(missing, 2)
-    assert skipped.skipped and "tokenizers" in skipped.text
-    unfinished = "a/test_x.py::test_y[a b] FAILED [ 1%]\n[gw3] [ 2%] FAILED a/test_z.py::test_w \nb::c PASSED"
-    *wrong, last = right.read_unfinished(unfinished)
-    assert [result.name for result in wrong] == ["test_x.py::test_y[a b]", "test_z.py::test_w"]
-    assert last.unfinished and last.text.startswith("1 passed")
-    (wrong,) = right.read_tests("", 3)
-    assert wrong.wrong == 1
 
 
 def test_adapters_are_compared_and_timed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +13,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-import serving
 from parts import peer
 from results import TARGETS
 from servers import Side
 from serving import Measured
-from serving import peer as start_peer
 from work import Model
 from workbench import Workbench
 
-HERE = Path(__file__).parent
 LIMIT = ["--max-model-len", "2048"]
 
 
@@ -55,25 +51,3 @@ def test_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(result.wrong or result.skipped for result in results.values())
     (skipped,) = peer.measure_beside(Workbench(bench.target, bench.tell, tmp_path), "8B")
     assert skipped.skipped
-
-
-def test_the_peer_is_started_by_its_own_python(tmp_path: Path) -> None:
-    side = start_peer("/elsewhere/bin/python")
-    command = list(side.command(tmp_path, Model("dummy"), 8001))
-    assert command[:5] == [
-        *("/elsewhere/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path))
-    ]
-    assert side.env["PYTHONPATH"] == ""
-
-
-def test_a_server_finds_its_version_where_it_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(serving, "version", missing)
-    path = serving.ours(workbench(tmp_path)).env["PYTHONPATH"].split(":")
-    assert path[0] == str(HERE.parents[1])
-    (found,) = distributions(path=path[1:])
-    assert found.metadata["Name"] == "facet-serve"
