@@ -220,13 +220,11 @@ class Endpoint(APIRoute):
 
 
 def _form_of(body: Any, row: ModelEndpoint | None) -> BodyForm:
-    """The form of a body that a function takes: the one in the table, alone or among those of dialects, but
-    where an operator's class reads it."""
+    """The form of a body that a function takes: the one in the table, or one that is never long."""
     if row is None or row.reading is None:
         return BodyForm(body)
-    if body is row.reading.body or row.reading.body in get_args(body):
-        return BodyForm.of(row.reading)
-    return BodyForm(body, most_bytes=row.reading.most_bytes)
+    assert body is row.reading.body or row.reading.body in get_args(body), row
+    return BodyForm.of(row.reading)
 
 
 async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes:

@@ -45,7 +45,8 @@ _REFUSED_VALUES = """
     additional-config collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params
     custom-histogram-buckets dbo-decode-token-threshold
     dbo-prefill-token-threshold default-mm-loras device-ids distributed-timeout-seconds ec-transfer-config
-    fault-tolerance-config grpc-port kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
+    fault-tolerance-config grpc-port io-processor-plugin kv-cache-dtype-skip-layers kv-events-config
+    max-num-scheduled-tokens
     model-class-overrides model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config
     reasoning-config tool-server weight-transfer-config
 """

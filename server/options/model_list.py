@@ -179,7 +179,6 @@ def _check_model(entry: ModelEntry) -> None:
         "--enable-sleep-mode": engine.enable_sleep_mode,
         "--server-dev-mode": config.server_dev_mode,
         "--profiler-config": bool(engine.worker.profiler_config),
-        "--io-processor-plugin": config.plugins.io_processor_plugin is not None,
     }
     if flag := next((flag for flag, given in alone.items() if given), None):
         raise OptionError(f"{flag} is for a server of one model: leave it out, or serve {entry.name} alone")

@@ -18,9 +18,6 @@ class PluginOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A Python file that registers ways to write tool calls, for --tool-call-parser to name."""
     reasoning_parser_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A Python file that registers markers of reasoning, for --reasoning-parser to name."""
-    io_processor_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
-    """A class, as module:Class, that makes prompts of the `data` of /pooling, and the answer of their
-    vectors."""
 
     @property
     def parsers(self) -> dict[str, str]:

@@ -93,13 +93,8 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
 
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     facts = context.facts
-    if isinstance(body, ClassifyRequest) and body.labels and facts.ready.worker.cosine_scores is None:
-        own = ", ".join(facts.pooling.labels[:8]) or "without names"
-        raise BadRequest(
-            "`labels` are for models that compare pictures with texts, such as CLIP; this one has labels of "
-            f"its own: {own}.",
-            "labels",
-        )
+    if isinstance(body, ClassifyRequest):
+        _check_labels(body, facts)
     params = body.params().resolve(facts)
     if isinstance(body, TextBody | CohereRequest) and (conversations := body.conversations()):
         return _read_conversations(conversations, body, params, context)
@@ -115,6 +110,22 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     if facts.pooling.max_embed_len is not None:
         items = read_in_windows(items, facts)
     return ReadTexts(items, repeated)
+
+
+def _check_labels(body: ClassifyRequest, facts: Facts) -> None:
+    """Refuses a request that names labels, where the model has some of its own, or the other way round."""
+    compares = facts.ready.worker.cosine_scores is not None
+    if compares and body.labels is None:
+        raise BadRequest(
+            "This model compares: give `labels`, whole texts that each input is compared with.", "labels"
+        )
+    if body.labels and not compares:
+        own = ", ".join(facts.pooling.labels[:8]) or "without names"
+        raise BadRequest(
+            "`labels` are for models that compare pictures with texts, such as CLIP; this one has labels of "
+            f"its own: {own}.",
+            "labels",
+        )
 
 
 def _read_conversations(

@@ -1,11 +1,13 @@
-"""The way of a body to the frontend, and of an answer to the client, for all dialects that generate.
+"""The way of a body to the frontend, and of an answer to the client, for all dialects.
 
-A dialect is a file with two pure functions: `read` makes an ask of a body whose texts have been read, and a
-writer makes events, or the whole answer, of the parts that come.
+A dialect is a file with two pure functions: `read` makes an ask of a body whose texts have been read, and
+`write` makes the answer of what was found. Where texts are generated, a writer makes events, or the whole
+answer, of the parts that come.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,14 +16,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic_core import from_json
 
 from server.frontend.asks import Ask
 from server.frontend.asks.answers import Answer, Shown
 from server.frontend.asks.parts import End, Head, Part, Terms
 from server.frontend.text_output import ALL_TOKENS
-from server.http.sse import DONE, Chunks, EventStream, StreamForm, json_response
+from server.http.sse import DONE, DONE_FORM, Chunks, EventStream, StreamForm, json_response
 from server.options.server_flags import ServerConfig
 from server.routes.request_context import config_of, frontend_of, read_texts, terms_of, with_warnings
 from server.schemas.body import Body
@@ -44,6 +46,11 @@ def ways_of(body: GenerationBody, config: ServerConfig) -> dict[str, Any]:
             usage, usage and bool(options.continuous_usage_stats), body.return_tokens_as_token_ids
         ),
     }
+
+
+async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
+    """Does what may take long, in a thread if it does."""
+    return await asyncio.to_thread(work) if in_thread else work()
 
 
 async def ask(
@@ -86,23 +93,65 @@ class AnswerWriter(Protocol):
 
 
 C = TypeVar("C", bound=ChunkChoice)
-W_co = TypeVar("W_co", covariant=True)
+W = TypeVar("W")
 
 
-class ChoiceWriter(Protocol, Generic[C, W_co]):
+class ChoiceWriter(Protocol, Generic[C, W]):
     """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
     def chunk(self, part: Part) -> C: ...
 
-    def join(self, chunks: list[C]) -> W_co: ...
+    def join(self, chunks: list[C]) -> W: ...
 
 
-def joined(writers: Sequence[ChoiceWriter[C, W_co]], parts: Sequence[Part]) -> list[W_co]:
-    """All choices of an answer whose parts have come."""
-    chunks: list[list[C]] = [[] for _ in writers]
-    for part in parts:
-        chunks[part.choice].append(writers[part.choice].chunk(part))
-    return [writer.join(own) for writer, own in zip(writers, chunks, strict=True)]
+def repeated_fields(head: Head) -> dict[str, Any]:
+    """The fields that answers, and all chunks of them, begin with in OpenAI's form."""
+    return {"id": head.id, "created": head.created, "model": head.model}
+
+
+class ChoicesWriter(Generic[C, W]):
+    """Writes an answer that has choices, as OpenAI's do: whole, or as a chunk for each part of a choice."""
+
+    form = DONE_FORM
+
+    def __init__(
+        self,
+        head: Head,
+        choices: Sequence[ChoiceWriter[C, W]],
+        empty: msgspec.Struct,
+        write_whole: Callable[[list[W], End], msgspec.Struct],
+        opening: bytes = b"",
+    ) -> None:
+        """`empty` is a chunk that ends in the empty list of its choices, and `write_whole` makes the whole
+        answer of the choices. `opening` are the first events: they are sent together with the first part, so
+        that an error before it has a status of its own."""
+        self._head, self._choices, self._opening = head, choices, opening
+        self._chunks, self._write_whole, self._parts = Chunks(empty), write_whole, list[Part]()
+
+    def push(self, part: Part) -> bytes:
+        chunk, usage = self._choices[part.choice].chunk(part), self._head.usage_in_chunk(part)
+        opening, self._opening = self._opening, b""
+        if chunk.is_empty and isinstance(usage, UnsetType):
+            return opening
+        return opening + self._chunks.event(chunk, usage)
+
+    def last_events(self, end: End) -> bytes:
+        """A chunk with what was asked for beside the choices, and `[DONE]`."""
+        head = self._head
+        usage = head.whole_usage(end) if head.sends_usage else UNSET
+        more: dict[str, Any] = {} if end.metrics is UNSET else {"metrics": end.metrics}
+        return (self._chunks.event(None, usage, **more) if head.sends_usage or more else b"") + DONE
+
+    def take(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def answer(self) -> msgspec.Struct:
+        chunks: list[list[C]] = [[] for _ in self._choices]
+        for part in self._parts:
+            chunks[part.choice].append(self._choices[part.choice].chunk(part))
+        joined = [writer.join(own) for writer, own in zip(self._choices, chunks, strict=True)]
+        return self._write_whole(joined, ended(self._parts))
 
 
 def ended(parts: Sequence[Part]) -> End:
@@ -110,13 +159,6 @@ def ended(parts: Sequence[Part]) -> End:
     end = parts[-1].end
     assert end is not None, "an answer has ended, and its last part says nothing of that"
     return end
-
-
-def last_chunk(head: Head, chunks: Chunks, end: End) -> bytes:
-    """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
-    usage = head.whole_usage(end) if head.sends_usage else UNSET
-    more: dict[str, Any] = {} if end.metrics is UNSET else {"metrics": end.metrics}
-    return (chunks.event(None, usage, **more) if head.sends_usage or more else b"") + DONE
 
 
 async def _nothing() -> None:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from server.frontend.asks.answers import Converse
 from server.frontend.asks.parts import ConversationHead, End, Part, Terms
 from server.http.endpoint import Endpoint
-from server.http.sse import DONE_FORM, Chunks, event
+from server.http.sse import event
 from server.options.server_flags import ReasoningField, ServerConfig
 from server.output_parsing.answer_reader import CustomToolInput
 from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.reading.prompts import Conversation
-from server.routes.answering import ask, ended, joined, last_chunk, new_call_id, respond, ways_of
+from server.routes.answering import ChoicesWriter, ask, new_call_id, repeated_fields, respond, ways_of
 from server.routes.request_context import config_of
 from server.schemas import chat as api
 from server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
@@ -30,7 +30,7 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_chat, body))
-    writer = ChatWriter(answer.head, body, config_of(request))
+    writer = write_chat(answer.head, body, config_of(request))
     return await respond(request, answer, writer, stream=bool(body.stream))
 
 
@@ -48,68 +48,45 @@ def read_chat(
     )
 
 
-class ChatWriter:
-    """Writes the answer to a chat, whole or as chunks."""
+def write_chat(
+    head: ConversationHead, body: api.ChatRequest, config: ServerConfig
+) -> ChoicesWriter[api.ChatChunkChoice, api.ChatChoice]:
+    """A writer of the answer to a chat."""
+    repeated = repeated_fields(head)
+    writers = [_ChatChoiceWriter(head, body, index, config) for index in range(head.choices)]
 
-    form = DONE_FORM
-
-    def __init__(self, head: ConversationHead, body: api.ChatRequest, config: ServerConfig) -> None:
-        self._head, self._body = head, body
-        self._choices = [_ChatChoiceWriter(head, body, index, config) for index in range(head.choices)]
-        empty = api.ChatChunk(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.fingerprint or UNSET,
-            choices=[],
-        )
-        self._chunks, self._parts = Chunks(empty), list[Part]()
-        self._opening = self._open(empty) if body.stream else b""
-        """The first events: the role of each choice, and the echoed text. They are sent together with the
-        first tokens, so that an error before those has a status of its own."""
-
-    def push(self, part: Part) -> bytes:
-        chunk, usage = self._choices[part.choice].chunk(part), self._head.usage_in_chunk(part)
-        opening, self._opening = self._opening, b""
-        if chunk.is_empty and isinstance(usage, UnsetType):
-            return opening
-        return opening + self._chunks.event(chunk, usage)
-
-    def last_events(self, end: End) -> bytes:
-        return last_chunk(self._head, self._chunks, end)
-
-    def take(self, parts: list[Part]) -> None:
-        self._parts = parts
-
-    @property
-    def answer(self) -> api.ChatCompletion:
-        head, end, choices = self._head, ended(self._parts), joined(self._choices, self._parts)
-        entries = next((writer.prompt_entries for writer in self._choices if writer.prompt_entries), None)
+    def whole(choices: list[api.ChatChoice], end: End) -> api.ChatCompletion:
+        entries = next((writer.prompt_entries for writer in writers if writer.prompt_entries), None)
         return api.ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
+            **repeated,
             system_fingerprint=head.fingerprint,
             choices=choices,
             usage=head.whole_usage(end),
             metrics=end.metrics,
             prompt_logprobs=None if entries is None else prompt_logprobs(entries, head.names),
-            prompt_token_ids=head.prompts[0].tokens if self._body.return_token_ids else None,
+            prompt_token_ids=head.prompts[0].tokens if body.return_token_ids else None,
         )
 
-    def _open(self, empty: api.ChatChunk) -> bytes:
-        events: list[bytes] = []
-        head, role, echo = self._head, self._choices[0].role, self._choices[0].echo
-        for content in ("", echo) if echo else ("",):
-            for index in range(head.choices):
-                delta = api.ChatDelta(content=content) if content else api.ChatDelta(role=role, content="")
-                chunk = replace(empty, choices=[api.ChatChunkChoice(index=index, delta=delta)])
-                if head.sends_usage_always:
-                    chunk.usage = head.usage(head.counts_before)
-                if self._body.return_token_ids and not content:
-                    chunk.prompt_token_ids = head.prompts[0].tokens
-                events.append(event(chunk))
-        return b"".join(events)
+    empty = api.ChatChunk(**repeated, system_fingerprint=head.fingerprint or UNSET, choices=[])
+    opening = _opening(head, body, writers[0], empty) if body.stream else b""
+    return ChoicesWriter(head, writers, empty, whole, opening)
+
+
+def _opening(
+    head: ConversationHead, body: api.ChatRequest, writer: _ChatChoiceWriter, empty: api.ChatChunk
+) -> bytes:
+    """The events that tell the role of each choice, and the echoed text."""
+    events: list[bytes] = []
+    for content in ("", writer.echo) if writer.echo else ("",):
+        for index in range(head.choices):
+            delta = api.ChatDelta(content=content) if content else api.ChatDelta(role=writer.role, content="")
+            chunk = replace(empty, choices=[api.ChatChunkChoice(index=index, delta=delta)])
+            if head.sends_usage_always:
+                chunk.usage = head.usage(head.counts_before)
+            if body.return_token_ids and not content:
+                chunk.prompt_token_ids = head.prompts[0].tokens
+            events.append(event(chunk))
+    return b"".join(events)
 
 
 class _ChatChoiceWriter:

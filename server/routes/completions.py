@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from server.frontend.asks.answers import Complete
 from server.frontend.asks.parts import End, Head, Part, Terms
 from server.http.endpoint import Endpoint
-from server.http.sse import DONE_FORM, Chunks
 from server.options.server_flags import ServerConfig
 from server.reading.prompts import Prompt
-from server.routes.answering import ask, ended, joined, last_chunk, respond, ways_of
+from server.routes.answering import ChoicesWriter, ask, repeated_fields, respond, ways_of
 from server.schemas.completions import (
     Completion,
     CompletionChoice,
@@ -33,7 +32,7 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     answer = await ask(request, body, body.terms, "cmpl-", partial(read_completion, body))
-    return await respond(request, answer, CompletionWriter(answer.head, body), stream=bool(body.stream))
+    return await respond(request, answer, write_completion(answer.head, body), stream=bool(body.stream))
 
 
 def read_completion(
@@ -51,49 +50,26 @@ def read_completion(
     )
 
 
-class CompletionWriter:
-    """Writes texts that continue prompts, whole or as chunks."""
+def write_completion(
+    head: Head, body: CompletionRequest
+) -> ChoicesWriter[CompletionChunkChoice, CompletionChoice]:
+    """A writer of texts that continue prompts."""
+    repeated = repeated_fields(head)
+    writers = [_ChoiceWriter(head, body, index) for index in range(head.choices)]
 
-    form = DONE_FORM
-
-    def __init__(self, head: Head, body: CompletionRequest) -> None:
-        self._head, self._body = head, body
-        self._choices = [_ChoiceWriter(head, body, index) for index in range(head.choices)]
-        empty = CompletionChunk(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.fingerprint or UNSET,
-            choices=[],
-        )
-        self._chunks, self._parts = Chunks(empty), list[Part]()
-
-    def push(self, part: Part) -> bytes:
-        chunk, usage = self._choices[part.choice].chunk(part), self._head.usage_in_chunk(part)
-        says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
-        return b"" if says_nothing else self._chunks.event(chunk, usage)
-
-    def last_events(self, end: End) -> bytes:
-        return last_chunk(self._head, self._chunks, end)
-
-    def take(self, parts: list[Part]) -> None:
-        self._parts = parts
-
-    @property
-    def answer(self) -> Completion:
-        head, body, end = self._head, self._body, ended(self._parts)
-        choices = joined(self._choices, self._parts)
+    def whole(choices: list[CompletionChoice], end: End) -> Completion:
         if body.chooses:
-            choices = _best_choices(choices, [one.drawn for one in self._choices], head.n, body.shown)
+            choices = _best_choices(choices, [one.drawn for one in writers], head.n, body.shown)
         return Completion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
+            **repeated,
             system_fingerprint=head.fingerprint,
             choices=choices,
             usage=head.whole_usage(end),
             metrics=end.metrics,
         )
+
+    empty = CompletionChunk(**repeated, system_fingerprint=head.fingerprint or UNSET, choices=[])
+    return ChoicesWriter(head, writers, empty, whole)
 
 
 def _best_choices(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -10,13 +11,14 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from server.errors import BadRequest
+from server.frontend.asks.parts import Terms
+from server.frontend.asks.pooling import Compare, ComparedAnswer, Pool, PooledAnswer
 from server.http.endpoint import Endpoint
+from server.http.json_lists import JSON, list_response
 from server.http.sse import encode, json_response
-from server.model_facts import Facts
-from server.reading.body_table import (
-    ReadTexts,
-)
-from server.requests.pooling import PooledText
+from server.model_facts import OUTPUTS, Facts
+from server.options.server_flags import ServerConfig
+from server.reading.body_table import ReadTexts
 from server.requests.scoring import FEW_VECTORS, Compared
 from server.requests.vectors import (
     VectorForm,
@@ -26,13 +28,7 @@ from server.requests.vectors import (
     label_probs,
     sparse_json,
 )
-from server.routes.pooling_call import (
-    NAMES,
-    PoolingCall,
-    maybe_in_thread,
-    require_outputs,
-)
-from server.routes.request_context import read_texts
+from server.routes.answering import ask, maybe_in_thread
 from server.schemas import pooling_bodies as bodies
 from server.schemas.cohere import (
     ApiVersion,
@@ -58,6 +54,19 @@ scores = APIRouter(route_class=Endpoint, tags=["score"])
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
+_AS_BYTES = ("bytes", "bytes_only")
+_NAMES = {task: name for name, task in OUTPUTS.items()}
+"""The names of outputs by their tasks."""
+
+
+def pool_texts(texts: ReadTexts, terms: Terms, config: ServerConfig) -> Pool:
+    """What an endpoint asks for that pools the texts of its body, and checks nothing more."""
+    return Pool(terms=terms, texts=texts)
+
+
+def compare_texts(compared: Compared, terms: Terms, config: ServerConfig) -> Compare:
+    """What an endpoint asks for that compares the texts of its body."""
+    return Compare(terms=terms, texts=compared)
 
 
 @router.post("/v1/embeddings")
@@ -67,77 +76,166 @@ async def create_embeddings(
 ) -> Response:
     """A vector for each text, or for each conversation: with OpenAI's, vLLM's and Jina's fields, or Voyage's,
     if X-Facet-Dialect names it."""
-    return await _embed(body, request)
-
-
-async def _embed(body: bodies.EmbeddingRequest, request: Request) -> Response:
-    call = PoolingCall(request, body, "embd-")
-    found: ReadTexts = await read_texts(request, body)
-
-    def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
-        return bodies.Embedding(
-            index=index,
-            embedding=written.get("embed", UNSET),
-            sparse=written.get("sparse_embed", UNSET),
-            tokens=written.get("token_embed", UNSET),
-        )
-
-    return await _pool(call, body, found.items, entry)
+    return await _answer_vectors(body, request, "embd-", _embedding)
 
 
 @router.post("/embeddings_image")
 async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Response:
     """A vector for each picture, as Infinity has it."""
-    return await _embed(body, request)
+    return await _answer_vectors(body, request, "embd-", _embedding)
 
 
 @router.post("/pooling")
 async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
-    call = PoolingCall(request, body, "pooling-")
-    found: ReadTexts = await read_texts(request, body)
+    return await _answer_vectors(body, request, "pooling-", partial(_pooling_data, body))
 
-    def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
-        named = {NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
-        return bodies.PoolingData(index=index, data=named or next(iter(written.values())))
 
-    return await _pool(call, body, found.items, entry)
+Entry = Callable[[int, dict[Task, msgspec.Raw]], msgspec.Struct]
+"""Makes the entry of a text in an answer from its outputs as JSON."""
+
+
+async def _answer_vectors(body: bodies.VectorsBody, request: Request, prefix: str, entry: Entry) -> Response:
+    answer = await ask(request, body, body.terms, prefix, partial(read_vectors, body))
+    return await maybe_in_thread(
+        partial(write_vectors, body, answer, entry), len(answer.vectors) > FEW_VECTORS
+    )
+
+
+def read_vectors(body: bodies.VectorsBody, texts: ReadTexts, terms: Terms, config: ServerConfig) -> Pool:
+    """What a body asks for that says in which form vectors are written. Raises the error for a form that
+    these cannot have."""
+    items = texts.items
+    params, encoding = items[0].params, body.encoding_format
+    terms.state.require_right(params.task)
+    for task in params.outputs:
+        terms.state.require_right(task)
+    if encoding in _AS_BYTES and (params.outputs or params.task == "sparse_embed"):
+        raise BadRequest(
+            "An answer of bytes has place for one output, dense or tokens. Use float or base64.", "outputs"
+        )
+    is_plain = encoding == "float" and body.embed_dtype == "float32"
+    if params.task == "sparse_embed" and not params.outputs and not is_plain:
+        raise BadRequest(
+            "Weights of tokens are written as numbers: leave out `encoding_format` and `embed_dtype`.",
+            "encoding_format",
+        )
+    if encoding == "bytes" and len(items) > MOST_IN_A_HEADER:
+        raise BadRequest(
+            f"The encoding format bytes takes at most {MOST_IN_A_HEADER} texts, got {len(items)}: more would "
+            "not fit the header `metadata`. Use bytes_only or base64.",
+            "encoding_format",
+        )
+    return Pool(terms=terms, texts=texts)
+
+
+def write_vectors(body: bodies.VectorsBody, answer: PooledAnswer, entry: Entry) -> Response:
+    """Writes vectors as JSON, where `entry` makes one of the list, or as bytes."""
+    if body.encoding_format in _AS_BYTES:
+        return _bytes(body, answer)
+    params, facts = answer.texts.items[0].params, answer.head.facts
+    outputs = [by_task(one, params) for one in answer.vectors]
+    write = {task: _writer([one[task] for one in outputs], task, body, facts) for task in outputs[0]}
+    return list_of(
+        answer,
+        (
+            entry(index, {task: write[task](each) for task, each in one.items()})
+            for index, one in enumerate(outputs)
+        ),
+    )
+
+
+def _embedding(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
+    return bodies.Embedding(
+        index=index,
+        embedding=written.get("embed", UNSET),
+        sparse=written.get("sparse_embed", UNSET),
+        tokens=written.get("token_embed", UNSET),
+    )
+
+
+def _pooling_data(
+    body: bodies.PoolingRequest, index: int, written: dict[Task, msgspec.Raw]
+) -> bodies.PoolingData:
+    named = {_NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
+    return bodies.PoolingData(index=index, data=named or next(iter(written.values())))
+
+
+def list_of(answer: PooledAnswer | ComparedAnswer, entries: Iterable[msgspec.Struct]) -> Response:
+    """The answer in the shape of the OpenAI API: a list with an entry for each text."""
+    head = answer.head
+    around = bodies.PooledList(id=head.id, created=head.created, model=head.model, usage=answer.usage)
+    return list_response(map(encode, entries), encode(around))
 
 
 @router.post("/classify")
 async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -> Response:
     """The probability of each label, and the likeliest of them; or Infinity's form, if X-Facet-Dialect names
     it."""
-    call = PoolingCall(request, body, "classify-")
-    learned = call.facts.ready.worker.cosine_scores
-    if learned is not None and body.labels is None:
-        raise BadRequest(
-            "This model compares: give `labels`, whole texts that each input is compared with.", "labels"
-        )
-    vectors = await call.run((await read_texts(request, body)).items)
+    answer = await ask(request, body, body.terms, "classify-", pool_texts)
+    return write_classes(body, answer)
+
+
+def write_classes(body: ClassifyRequest, answer: PooledAnswer) -> Response:
+    head, vectors = answer.head, answer.vectors
+    learned = head.facts.ready.worker.cosine_scores
     if body.labels is not None and learned is not None:
         found, labels = list(label_probs(vectors, len(body.labels), learned)), body.labels
     else:
-        found, labels = [as_array(one) for one in vectors], call.facts.pooling.labels
+        found, labels = [as_array(one) for one in vectors], head.facts.pooling.labels
     if isinstance(body, InfinityClassify):
         data = [label_scores(one.tolist(), labels) for one in found]
-        usage, created = call.usage(), call.created
-        classes = InfinityClasses(id=call.id, model=call.model, created=created, usage=usage, data=data)
-        return json_response(classes)
-    return call.answer(_labelled(i, one, labels) for i, one in enumerate(found))
+        named = {"id": head.id, "model": head.model, "created": head.created}
+        return json_response(InfinityClasses(**named, usage=answer.usage, data=data))
+    return list_of(answer, (_labelled(i, one, labels) for i, one in enumerate(found)))
 
 
 @router.post("/v2/embed")
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    params = found.items[0].params
-    require_outputs(request, params)
-    outputs = [by_task(one, params) for one in await call.run(found.items)]
+    answer = await ask(request, body, body.terms, "", read_for_cohere)
     return await maybe_in_thread(
-        lambda: json_response(_for_cohere(call, body, outputs, found.repeated)),
-        len(outputs) > FEW_VECTORS,
+        lambda: json_response(write_for_cohere(body, answer)), len(answer.vectors) > FEW_VECTORS
+    )
+
+
+def read_for_cohere(texts: ReadTexts, terms: Terms, config: ServerConfig) -> Pool:
+    params = texts.items[0].params
+    for task in (params.task, *params.outputs):
+        terms.state.require_right(task)
+    return Pool(terms=terms, texts=texts)
+
+
+def write_for_cohere(body: CohereRequest, answer: PooledAnswer) -> CohereEmbedded:
+    params, facts = answer.texts.items[0].params, answer.head.facts
+    outputs = [by_task(one, params) for one in answer.vectors]
+    vectors = [one["embed"] for one in outputs if "embed" in one]
+    types = body.types if vectors else []
+    if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
+        raise BadRequest(
+            f"Binary vectors need a number of dimensions that eight divides, not {vectors[0].shape[-1]}.",
+            "embedding_types",
+        )
+    ranges = np.array(facts.int8_ranges, np.float32) if facts.int8_ranges else None
+    forms = {
+        kind: VectorForm.of(
+            vectors,
+            "float32" if kind in ("float", "base64") else kind,
+            base64=kind == "base64",
+            ranges=ranges,
+        )
+        for kind in types
+    }
+    embeddings = CohereEmbeddings(**{kind: list(map(form.write, vectors)) for kind, form in forms.items()})
+    if "sparse_embed" in outputs[0]:
+        embeddings.sparse = [msgspec.Raw(sparse_json(one["sparse_embed"])) for one in outputs]
+    if "token_embed" in outputs[0]:
+        embeddings.tokens = [msgspec.Raw(as_json(one["token_embed"])) for one in outputs]
+    return CohereEmbedded(
+        id=answer.head.id,
+        embeddings=embeddings,
+        texts=[msgspec.Raw(text) for text in answer.texts.repeated],
+        meta=Meta(ApiVersion(), BilledUnits(input_tokens=answer.end.counts.prompt)),
     )
 
 
@@ -157,43 +255,6 @@ def label_of(index: int, facts: Facts) -> str | None:
     return labels[index] if labels else None
 
 
-async def _pool(
-    call: PoolingCall,
-    body: bodies.VectorsBody,
-    items: list[PooledText],
-    entry: Callable[[int, dict[Task, msgspec.Raw]], msgspec.Struct],
-) -> Response:
-    """The vectors of the items: as JSON, where `entry` makes one of the list, or as bytes."""
-    params = items[0].params
-    require_outputs(call.request, params)
-    is_bytes = body.encoding_format in ("bytes", "bytes_only")
-    if is_bytes and (params.outputs or params.task == "sparse_embed"):
-        raise BadRequest(
-            "An answer of bytes has place for one output, dense or tokens. Use float or base64.", "outputs"
-        )
-    is_plain = body.encoding_format == "float" and body.embed_dtype == "float32"
-    if params.task == "sparse_embed" and not params.outputs and not is_plain:
-        raise BadRequest(
-            "Weights of tokens are written as numbers: leave out `encoding_format` and `embed_dtype`.",
-            "encoding_format",
-        )
-    if body.encoding_format == "bytes" and len(items) > MOST_IN_A_HEADER:
-        raise BadRequest(
-            f"The encoding format bytes takes at most {MOST_IN_A_HEADER} texts, got {len(items)}: more would "
-            "not fit the header `metadata`. Use bytes_only or base64.",
-            "encoding_format",
-        )
-    vectors = await call.run(items)
-    if is_bytes:
-        return await maybe_in_thread(lambda: _bytes(call, body, vectors), len(vectors) > FEW_VECTORS)
-    outputs = [by_task(one, params) for one in vectors]
-    write = {task: _writer([one[task] for one in outputs], task, body, call.facts) for task in outputs[0]}
-    return call.answer(
-        entry(index, {task: write[task](each) for task, each in one.items()})
-        for index, one in enumerate(outputs)
-    )
-
-
 def _writer(
     vectors: Sequence[Vectors], task: Task, body: bodies.VectorsBody, facts: Facts
 ) -> Callable[[Vectors], msgspec.Raw]:
@@ -209,18 +270,18 @@ def form_of(vectors: Sequence[Vectors], body: bodies.VectorsBody, facts: Facts) 
     return VectorForm.of(vectors, body.embed_dtype, body.endianness, base64=is_base64, ranges=ranges)
 
 
-def _bytes(call: PoolingCall, form: bodies.VectorsBody, vectors: Sequence[Vectors]) -> Response:
+def _bytes(form: bodies.VectorsBody, answer: PooledAnswer) -> Response:
     """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
-    written = form_of(vectors, form, call.facts)
+    head, vectors, headers = answer.head, answer.vectors, {}
+    written = form_of(vectors, form, head.facts)
     parts = [written.bytes(one) for one in vectors]
-    headers = {}
     if form.encoding_format == "bytes":
         metadata = {
-            "id": call.id,
-            "created": call.created,
-            "model": call.model,
+            "id": head.id,
+            "created": head.created,
+            "model": head.model,
             "data": list(_ranges(form, vectors, parts)),
-            "usage": call.usage(),
+            "usage": answer.usage,
         }
         headers["metadata"] = encode(metadata).decode("ascii", "backslashreplace")
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
@@ -242,51 +303,12 @@ def _ranges(
         start += len(part)
 
 
-def _for_cohere(
-    call: PoolingCall,
-    body: CohereRequest,
-    outputs: Sequence[dict[Task, Vectors]],
-    texts: Sequence[bytes],
-) -> CohereEmbedded:
-    vectors, types = (
-        [one["embed"] for one in outputs if "embed" in one],
-        body.types if "embed" in outputs[0] else [],
-    )
-    if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
-        raise BadRequest(
-            f"Binary vectors need a number of dimensions that eight divides, not {vectors[0].shape[-1]}.",
-            "embedding_types",
-        )
-    ranges = np.array(call.facts.int8_ranges, np.float32) if call.facts.int8_ranges else None
-    forms = {
-        kind: VectorForm.of(
-            vectors,
-            "float32" if kind in ("float", "base64") else kind,
-            base64=kind == "base64",
-            ranges=ranges,
-        )
-        for kind in types
-    }
-    embeddings = CohereEmbeddings(**{kind: list(map(form.write, vectors)) for kind, form in forms.items()})
-    if "sparse_embed" in outputs[0]:
-        embeddings.sparse = [msgspec.Raw(sparse_json(one["sparse_embed"])) for one in outputs]
-    if "token_embed" in outputs[0]:
-        embeddings.tokens = [msgspec.Raw(as_json(one["token_embed"])) for one in outputs]
-    return CohereEmbedded(
-        id=call.id,
-        embeddings=embeddings,
-        texts=[msgspec.Raw(text) for text in texts],
-        meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
-    )
-
-
 @scores.post("/score")
 @scores.post("/v1/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
     """Score each pair of texts; one text may be compared with many."""
-    call = PoolingCall(request, body, "score-")
-    found = await call.score(await read_texts(request, body))
-    return call.answer(Score(index=i, score=one) for i, one in enumerate(found))
+    answer = await ask(request, body, body.terms, "score-", compare_texts)
+    return list_of(answer, (Score(index=i, score=one) for i, one in enumerate(answer.scores)))
 
 
 @scores.post("/rerank")
@@ -297,9 +319,8 @@ async def rerank(
 ) -> Response:
     """Order the documents by how well they answer the query, the best first: as Cohere's, Jina's and vLLM's
     servers do, or at /rerank and /v1/rerank in the form that X-Facet-Dialect names."""
-    call = PoolingCall(request, body, "score-")
-    compared: Compared = await read_texts(request, body)
-    found = await call.score(compared)
+    answer = await ask(request, body, body.terms, "score-", compare_texts)
+    head, found = answer.head, answer.scores
     best = [(index, found[index]) for index in best_first(found)]
-    parts = RankedParts(call.id, call.model, call.created, call.usage(), best, compared.repeated)
-    return Response(encode(body.write(parts)), media_type="application/json")
+    parts = RankedParts(head.id, head.model, head.created, answer.usage, best, answer.texts.repeated)
+    return Response(encode(body.write(parts)), media_type=JSON)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from server.access.client_identity import TIMEOUT, limits_of
-from server.access.request_state import KEY, Attributes, RequestState
+from server.access.request_state import KEY, RequestState
 from server.errors import BadRequest
 from server.frontend.asks.parts import Terms
 from server.frontend.frontend import Frontend
@@ -26,7 +26,7 @@ from server.media.prompt import NO_MEDIA, LaidMedia
 from server.options.server_flags import ServerConfig
 from server.reading.body_table import Reading
 from server.schemas.body import LONG, Body
-from server.schemas.sampling_fields import RequestTerms, Usage, make_usage
+from server.schemas.sampling_fields import RequestTerms
 
 R = TypeVar("R")
 
@@ -107,33 +107,6 @@ def terms_of(request: Request, said: RequestTerms, prefix: str) -> Terms:
         limits_of(state.head.get(TIMEOUT), config.access, state.times.started, said.timeout),
         config.reports.enable_timing or "timing" in said.include,
     )
-
-
-class EngineCall:
-    """A request to the engine: its id, model and times, which every part of its answer repeats."""
-
-    def __init__(self, request: Request, said: RequestTerms, prefix: str) -> None:
-        """`prefix` begins the answer's id."""
-        self.terms = terms = terms_of(request, said, prefix)
-        self.state = terms.state
-        self.frontend: Frontend = self.state.frontend
-        self.config = self.frontend.config
-        self.facts = self.frontend.facts
-        self.id, self.created, self.times = terms.id, terms.created, self.state.times
-        self.model = self.facts.model_names[0]
-
-    def describe(self) -> Attributes:
-        """What a trace tells of this request."""
-        return {"gen_ai.request.id": self.id, "gen_ai.response.model": self.model}
-
-    def _usage(self, prompt: int, cached: int, media: int) -> Usage:
-        """The usage with the times of the request, if they are asked for."""
-        usage = make_usage(
-            prompt, 0, cached if self.config.enable_prompt_tokens_details else None, None, media
-        )
-        if self.terms.shows_timing:
-            usage.timing = self.times.report()
-        return usage
 
 
 def request_id(state: RequestState, asked: str | None) -> str:

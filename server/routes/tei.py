@@ -13,17 +13,14 @@ from starlette.types import Message
 from server.access.request_state import state_of
 from server.http.connection.bodies import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
+from server.http.json_lists import JSON, list_response
 from server.http.sse import encode
 from server.model_facts import Facts, no_task
-from server.reading.body_table import ReadTexts
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
-from server.routes.pooling import label_of
-from server.routes.pooling_call import PoolingCall, written_list
-from server.routes.request_context import (
-    frontend_of,
-    read_texts,
-)
+from server.routes.answering import ask
+from server.routes.pooling import label_of, pool_texts
+from server.routes.request_context import frontend_of
 from server.schemas.scores import best_first
 from server.schemas.tei import (
     EmbedAllRequest,
@@ -53,27 +50,21 @@ async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
 @router.post("/embed_sparse")
 async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
     """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    return written_list(map(sparse_pairs_json, await call.run(found.items)))
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    return list_response(map(sparse_pairs_json, answer.vectors))
 
 
 async def _vectors(body: EmbedRequest | EmbedAllRequest, request: Request) -> Response:
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    vectors = await call.run(found.items)
-    return written_list(map(as_json, vectors))
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    return list_response(map(as_json, answer.vectors))
 
 
 @router.post("/predict")
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    predictions = (encode(_predictions(vectors, call.facts)) for vectors in await call.run(found.items))
-    if found.many:
-        return written_list(predictions)
-    return Response(next(predictions), media_type="application/json")
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    predictions = (encode(_predictions(vectors, answer.head.facts)) for vectors in answer.vectors)
+    return list_response(predictions) if answer.texts.many else Response(next(predictions), media_type=JSON)
 
 
 def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
@@ -84,10 +75,10 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 @router.post("/similarity")
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
-    call = PoolingCall(request, body)
-    source, *others = await call.run((await read_texts(request, body)).items)
-    measure = call.facts.pooling.texts.similarity
-    return written_list(encode(compare(source, other, measure)) for other in others)
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    source, *others = answer.vectors
+    measure = answer.head.facts.pooling.texts.similarity
+    return list_response(encode(compare(source, other, measure)) for other in others)
 
 
 @router.get("/info", dependencies=[Depends(require_ready)])

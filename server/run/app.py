@@ -47,7 +47,6 @@ from server.routes import (
     completions,
     developer,
     models,
-    plugged_pooling,
     pooling,
     tei,
 )
@@ -161,8 +160,6 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     table = config.moderation_categories
     app.state.moderation = None if table is None else read_table(Path(table))
     app.state.runner = _make_runner(app, frontend, work_folder)
-    if config.plugins.io_processor_plugin is not None:
-        app.state.io_processor = plugged_pooling.open_io_processor(config)
 
     async def handler(request: Request, error: Exception) -> Response:
         return explain(request, error)
@@ -213,7 +210,6 @@ def _most_lines(frontend: Frontend | ManyModels) -> int:
 
 def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIRouter, bool, str]]:
     """Routes that an option brings or takes away, whether they are there, and a clause on why if not."""
-    plugin = config.plugins.io_processor_plugin is not None
     return [
         (models.loading, several, "start the server with several models"),
         *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
@@ -230,7 +226,6 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
             bool(config.engine.worker.profiler_config),
             "start the server with --profiler-config",
         ),
-        (plugged_pooling.router, plugin, "start the server with --io-processor-plugin"),
     ]
 
 

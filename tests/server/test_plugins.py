@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fake_api import make_app, make_client, post, post_stream
-from fake_frontend import FakeFrontend, vectors
+from fake_frontend import FakeFrontend
 from live import refusal
 
 from server.frontend.frontend import Frontend
@@ -121,32 +120,6 @@ def test_a_file_of_parsers_that_cannot_be_used(parsers: Path, content: str | Non
     with pytest.raises(ValueError, match=r"--reasoning-parser-plugin .*parsers\.py cannot") as refused:
         parser_plugins.load_parsers({"--reasoning-parser-plugin": str(parsers)})
     assert said in str(refused.value)
-
-
-@pytest.fixture
-def pooled(frontend: FakeFrontend) -> httpx.AsyncClient:
-    frontend.serve("embed")
-    frontend.answer_of = lambda item: vectors(np.ones(8))
-    return plugged(frontend, io_processor_plugin="operator_plugins:Sentences")
-
-
-async def test_data_of_pooling_is_what_the_class_makes_of_it(pooled: httpx.AsyncClient) -> None:
-    answer = await post(pooled, "/pooling", data={"text": "One. Two. Three."}, task="plugin")
-    assert answer["data"] == {"sizes": [8, 8, 8], "id": answer["request_id"]}
-    plain = await pooled.post("/v1/embeddings", json={"input": "x"})
-    assert plain.status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("data", "status", "said"),
-    [({"x": 1}, 400, "data: it should have a text"), ({"text": "crash"}, 500, "")],
-)
-async def test_a_class_that_refuses_or_breaks(
-    pooled: httpx.AsyncClient, data: object, status: int, said: str
-) -> None:
-    response = await pooled.post("/pooling", json={"data": data})
-    assert response.status_code == status and said in response.json()["error"]["message"]
-    assert (await pooled.post("/pooling", json={"data": {"text": "a"}})).status_code == 200
 
 
 async def test_routes_for_developers_are_there_only_if_asked_for(ready: GetReady) -> None:

@@ -98,23 +98,3 @@ async def judging(request: Any, call_next: Any) -> Any:
 
 
 NOTHING = 7
-
-
-class Sentences:
-    """Pools each sentence of a text, and answers how many numbers there are."""
-
-    def __init__(self, vllm_config: Any, renderer: Any) -> None:
-        self.config = vllm_config
-
-    def parse_data(self, data: Any) -> str:
-        if not isinstance(data, dict) or not isinstance(data.get("text"), str):
-            raise ValueError("it should have a text")
-        return data["text"]
-
-    def pre_process(self, prompt: str, request_id: str | None = None) -> list[str]:
-        if "crash" in prompt:
-            raise RuntimeError("the operator's bug")
-        return [each for each in prompt.split(".") if each]
-
-    def post_process(self, model_output: Any, request_id: str | None = None) -> dict[str, Any]:
-        return {"sizes": [len(each.outputs.data) for each in model_output], "id": request_id}

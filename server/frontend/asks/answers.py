@@ -16,7 +16,16 @@ from server.access.admission import Admission
 from server.access.request_state import Attributes
 from server.errors import BadRequest
 from server.frontend.asks.answer_plan import AnswerPlan, plan_answer, plan_completions
-from server.frontend.asks.parts import ConversationHead, Counts, End, Head, Part, Terms, media_tokens
+from server.frontend.asks.parts import (
+    ConversationHead,
+    Counts,
+    End,
+    Head,
+    Part,
+    Terms,
+    head_fields,
+    media_tokens,
+)
 from server.frontend.frontend import Frontend
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import Delta
@@ -162,11 +171,8 @@ class Answer(Generic[H_co]):
         as_ids = config.return_tokens_as_token_ids if shown.names_as_ids is None else shown.names_as_ids
         forced = config.enable_force_include_usage
         return {
-            "id": self._id,
-            "created": asked.terms.created,
-            "model": frontend.facts.model_names[0],
+            **head_fields(frontend, asked.terms, self._id),
             "fingerprint": frontend.facts.ready.worker.fingerprint or None,
-            "facts": frontend.facts,
             "names": TokenNames(
                 frontend.tokenizer, as_ids=as_ids, hides_special=self._sampling.skip_special_tokens
             ),
@@ -174,8 +180,6 @@ class Answer(Generic[H_co]):
             "n": self._sampling.n,
             "sends_usage": forced or shown.usage,
             "sends_usage_always": forced or shown.usage_always,
-            "shows_cached": config.enable_prompt_tokens_details,
-            "shows_timing": asked.terms.shows_timing,
         }
 
     async def parts(self) -> AsyncGenerator[Part]:

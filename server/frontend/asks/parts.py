@@ -6,6 +6,7 @@ A writer needs nothing else. It knows neither the HTTP request nor the frontend.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +15,7 @@ from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.client_identity import TimeLimits
 from server.access.request_state import RequestState
+from server.frontend.frontend import Frontend
 from server.frontend.text_output import Delta
 from server.model_facts import Facts
 from server.output_parsing.unread_text import AnswerPart
@@ -90,28 +92,15 @@ def media_tokens(prompt: Prompt) -> int:
     return sum([item.embeddings for item in prompt.media])
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What every part of an answer repeats, and how its counts are shown."""
+class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What every answer repeats, and how its counts are shown."""
 
     id: str
     created: int
     model: str
-    fingerprint: str | None
     facts: Facts
-    names: TokenNames
-    prompts: Sequence[Prompt]
-    n: int
-    """The answers to each prompt."""
-    sends_usage: bool
-    """Whether a stream ends with the usage."""
-    sends_usage_always: bool
-    """Whether each part of a stream has the usage so far."""
     shows_cached: bool
     shows_timing: bool
-
-    @property
-    def choices(self) -> int:
-        return len(self.prompts) * self.n
 
     def usage(self, counts: Counts) -> Usage:
         """The usage that clients see of these counts."""
@@ -124,6 +113,37 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         if self.shows_timing:
             usage.timing = end.times.report()
         return usage
+
+
+def head_fields(frontend: Frontend, terms: Terms, id: str) -> dict[str, Any]:
+    """The fields of `AnswerHead` of a request that was let in under this id."""
+    facts = frontend.facts
+    return {
+        "id": id,
+        "created": terms.created,
+        "model": facts.model_names[0],
+        "facts": facts,
+        "shows_cached": frontend.config.enable_prompt_tokens_details,
+        "shows_timing": terms.shows_timing,
+    }
+
+
+class Head(AnswerHead, frozen=True, kw_only=True):
+    """The head of an answer that is text."""
+
+    fingerprint: str | None
+    names: TokenNames
+    prompts: Sequence[Prompt]
+    n: int
+    """The answers to each prompt."""
+    sends_usage: bool
+    """Whether a stream ends with the usage."""
+    sends_usage_always: bool
+    """Whether each part of a stream has the usage so far."""
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
 
     def usage_in_chunk(self, part: Part) -> Usage | UnsetType:
         """The usage in a part of a stream. The last one brings the times, if they are asked for and nothing

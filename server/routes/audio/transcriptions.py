@@ -10,27 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from engine_core.client.in_flight import AddOptions
 from server.access.request_state import state_of
 from server.errors import BadRequest, refused_if_full
+from server.frontend.asks.transcribing import Transcribe, Transcription
 from server.frontend.frontend import Frontend
-from server.frontend.transcriber import Transcriber
 from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
 from server.http.sse import ClientWatch, EventStream, json_response
-from server.media.audio.recordings import Recording, TemporaryPath
+from server.media.audio.recordings import TemporaryPath
 from server.media.failures import FULL_TEMPORARY
 from server.routes.audio.chat_transcriptions import hear
 from server.routes.audio.text_events import TextEvents
-from server.routes.request_context import (
-    EngineCall,
-    frontend_of,
-)
+from server.routes.request_context import frontend_of, terms_of
 from server.schemas.audio import answers
 from server.schemas.audio.form import (
     FORM_BYTES,
@@ -42,9 +38,8 @@ from server.schemas.audio.form import (
 from server.schemas.body import invalid_body, unknown_fields
 from server.schemas.sampling_fields import RequestTerms
 from server.speech.subtitles import srt, vtt
-from server.speech.transcribe import TranscriptionJob
-from server.speech.transcription import Asked
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
+from server.text.tokenizer import Tokenizer
 
 _FORM = TypeAdapter(AudioForm)
 _WRITE_BYTES = 1 << 20
@@ -96,8 +91,14 @@ async def _respond(request: Request, task: str) -> Response:
         with ClientWatch(request.receive):
             opened = transcriber.opened(upload, digest, state_of(request.scope).caller.owner)
             recording = await stack.enter_async_context(opened)
-            call = _Call(request, transcriber, form, asked, recording)
-            return call.stream(stack.pop_all()) if form.stream else await call.whole()
+            terms, streams = terms_of(request, RequestTerms(), "trsc-"), bool(form.stream)
+            ask = Transcribe(terms=terms, recording=recording, asked=asked, streams=streams)
+            found = await frontend.ask(ask)
+            if not streams:
+                await found.hear()
+                return write_transcription(form, found, frontend.tokenizer)
+            events = _events(form, found, frontend.tokenizer)
+            return _HeldStream(events, frontend.config.sse_keep_alive_interval, stack.pop_all())
 
 
 async def _receive(request: Request, form: FormReader, upload: TemporaryPath, most: int) -> bytes:
@@ -161,80 +162,43 @@ class _HeldStream(EventStream):
             await super().__call__(scope, receive, send)
 
 
-class _Call(EngineCall):
-    """One transcription while it is answered."""
+def write_transcription(form: AudioForm, found: Transcription, tokenizer: Tokenizer) -> Response:
+    """Writes a transcription that has ended, in the form that was asked for."""
+    match form.response_format:
+        case "text":
+            return Response(f"{found.text}\n", media_type=_PLAIN)
+        case "srt":
+            return Response(srt(found.segments), media_type=_PLAIN)
+        case "vtt":
+            return Response(vtt(found.segments), media_type="text/vtt; charset=utf-8")
+        case "verbose_json":
+            said = found.task, found.language, found.seconds, found.text, found.segments
+            return json_response(answers.verbose(*said, form.timestamp_granularities))
+        case _:
+            usage = answers.DurationUsage.of(found.seconds)
+            return json_response(answers.Transcription(found.text, usage, _logprobs(form, found, tokenizer)))
 
-    def __init__(
-        self, request: Request, transcriber: Transcriber, form: AudioForm, asked: Asked, recording: Recording
-    ) -> None:
-        super().__init__(request, RequestTerms(), "trsc-")
-        self._transcriber, self._form, self._asked, self._recording = transcriber, form, asked, recording
-        places = transcriber.places_for(asked, self.facts.ready.worker.max_num_seqs)
-        self._admission = self.state.admit(self.frontend.admissions, places)
-        self.id = self._admission.take_id(self.id)
-        self.times.submit()
-        tokenizer = self.frontend.tokenizer
-        self._job: TranscriptionJob = transcriber.job(
-            recording, asked, self.facts, tokenizer, self._admission, self._piece_options
-        )
 
-    def _piece_options(self) -> AddOptions:
-        options = self.terms.add_options(self._admission, begun=self._admission.begun)
-        options["streams"] = self._form.stream
-        return options
+async def _events(form: AudioForm, found: Transcription, tokenizer: Tokenizer) -> AsyncGenerator[bytes]:
+    """The events of a transcription while it comes."""
+    head = found.head
+    events = TextEvents(head.id, head.created, head.model)
+    async with aclosing(found.texts()) as texts:
+        async for text in texts:
+            yield events.delta(text)
+    counts, logprobs = found.end.counts, _logprobs(form, found, tokenizer)
+    tells = form.stream_include_usage
+    yield events.end(counts.prompt, counts.output, tells_usage=tells, logprobs=logprobs)
 
-    def stream(self, stack: AsyncExitStack) -> Response:
-        """What the stack holds ends with the stream."""
-        return _HeldStream(self._events(), self.config.sse_keep_alive_interval, stack)
 
-    async def whole(self) -> Response:
-        async with aclosing(self._job.run()) as texts:
-            async for _ in texts:
-                pass
-        self._count()
-        job, form = self._job, self._form.response_format
-        match form:
-            case "text":
-                return Response(f"{job.text}\n", media_type=_PLAIN)
-            case "srt":
-                return Response(srt(job.segments), media_type=_PLAIN)
-            case "vtt":
-                return Response(vtt(job.segments), media_type="text/vtt; charset=utf-8")
-            case "verbose_json":
-                return json_response(
-                    answers.verbose(
-                        self._asked.task,
-                        job.language,
-                        self._recording.seconds,
-                        job.text,
-                        job.segments,
-                        self._form.timestamp_granularities,
-                    )
-                )
-            case _:
-                usage = answers.DurationUsage.of(self._recording.seconds)
-                return json_response(answers.Transcription(job.text, usage, self._logprobs()))
-
-    async def _events(self) -> AsyncGenerator[bytes]:
-        events = TextEvents(self.id, self.created, self.model)
-        async with aclosing(self._job.run()) as texts:
-            async for text in texts:
-                yield events.delta(text)
-        self._count()
-        counts, tells = self._job.counts, self._form.stream_include_usage
-        logprobs = self._logprobs()
-        yield events.end(counts.prompt_tokens, counts.tokens, tells_usage=tells, logprobs=logprobs)
-
-    def _logprobs(self) -> Any:
-        if not self._form.include:
-            return UNSET
-        known, tokenizer = self._transcriber.known, self.frontend.tokenizer
-        return [
-            answers.SpokenLogprob(tokenizer.token_text(token), value, list(tokenizer.token_bytes(token)))
-            for segment in self._job.segments
-            for token, value in zip(segment.tokens, segment.logprobs, strict=True)
-            if known.is_text(token)
-        ]
-
-    def _count(self) -> None:
-        self._transcriber.count(self._recording, self._job.counts, self.times.started)
+def _logprobs(
+    form: AudioForm, found: Transcription, tokenizer: Tokenizer
+) -> list[answers.SpokenLogprob] | UnsetType:
+    if not form.include:
+        return UNSET
+    return [
+        answers.SpokenLogprob(tokenizer.token_text(token), value, list(tokenizer.token_bytes(token)))
+        for segment in found.segments
+        for token, value in zip(segment.tokens, segment.logprobs, strict=True)
+        if found.known.is_text(token)
+    ]

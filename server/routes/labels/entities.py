@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from server.frontend.asks.pooling import PooledAnswer
 from server.http.endpoint import Endpoint
-from server.reading.body_table import ReadTexts
 from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
-from server.routes.pooling_call import PoolingCall, maybe_in_thread
-from server.routes.request_context import read_texts
+from server.routes.answering import ask, maybe_in_thread
+from server.routes.pooling import list_of, pool_texts
 from server.schemas.scores import Entities, EntitiesRequest
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -22,22 +24,18 @@ _FEW = 1 << 14
 @router.post("/ner")
 async def create_entities(body: EntitiesRequest, request: Request) -> Response:
     """Find entities of the given labels in each text."""
-    call = PoolingCall(request, body, "ner-")
-    found: ReadTexts = await read_texts(request, body)
-    texts = [msgspec.json.decode(text, type=str) for text in found.repeated]
-    arrays = [as_array(one) for one in await call.run(found.items)] if found.items else []
+    answer = await ask(request, body, body.terms, "ner-", pool_texts)
+    is_long = sum([as_array(one).size for one in answer.vectors]) > _FEW
+    return await maybe_in_thread(partial(write_entities, body, answer), is_long)
 
-    def entries() -> list[Entities]:
-        logits = iter(arrays)
-        return [
-            Entities(
-                index=index,
-                entities=find_entities(next(logits), text, words, body.labels, body.options, call.facts)
-                if words
-                else [],
-            )
-            for index, (text, words) in enumerate(zip(texts, found.spans, strict=True))
-        ]
 
-    is_long = sum(array.size for array in arrays) > _FEW
-    return call.answer(await maybe_in_thread(entries, is_long))
+def write_entities(body: EntitiesRequest, answer: PooledAnswer) -> Response:
+    """Writes the entities of each text; there are none in a text without words."""
+    texts, facts = answer.texts, answer.head.facts
+    logits = map(as_array, answer.vectors)
+    found: list[Entities] = []
+    for index, (written, words) in enumerate(zip(texts.repeated, texts.spans, strict=True)):
+        text: str = msgspec.json.decode(written, type=str)
+        own = find_entities(next(logits), text, words, body.labels, body.options, facts) if words else []
+        found.append(Entities(index=index, entities=own))
+    return list_of(answer, found)

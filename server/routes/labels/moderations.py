@@ -10,8 +10,9 @@ from server.http.sse import json_response
 from server.model_facts import Facts
 from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
-from server.routes.pooling_call import PoolingCall
-from server.routes.request_context import frontend_of, read_texts
+from server.routes.answering import ask
+from server.routes.pooling import pool_texts
+from server.routes.request_context import frontend_of
 from server.schemas.moderations import ModerationRequest, Moderations
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -41,8 +42,8 @@ def _table(request: Request, facts: Facts) -> Table:
 @router.post("/v1/moderations", dependencies=[Depends(require_moderation)])
 async def create_moderation(body: ModerationRequest, request: Request) -> Response:
     """Say which categories of harmful content each text belongs to."""
-    call = PoolingCall(request, body, "modr-")
-    vectors = await call.run((await read_texts(request, body)).items)
-    labels, table = call.facts.pooling.labels, _table(request, call.facts)
-    results = [judge(labels, as_array(one).tolist(), table) for one in vectors]
-    return json_response(Moderations(call.id, call.model, results))
+    answer = await ask(request, body, body.terms, "modr-", pool_texts)
+    head = answer.head
+    labels, table = head.facts.pooling.labels, _table(request, head.facts)
+    results = [judge(labels, as_array(one).tolist(), table) for one in answer.vectors]
+    return json_response(Moderations(head.id, head.model, results))

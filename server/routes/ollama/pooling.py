@@ -6,12 +6,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.http.endpoint import Endpoint
+from server.http.json_lists import JSON, list_response
 from server.http.sse import encode, json_response
-from server.reading.body_table import ReadTexts
-from server.requests.scoring import Compared
 from server.requests.vectors import as_json
-from server.routes.pooling_call import PoolingCall, written_list
-from server.routes.request_context import read_texts
+from server.routes.answering import ask
+from server.routes.pooling import compare_texts, pool_texts
 from server.schemas.ollama import answers as api
 from server.schemas.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
 from server.schemas.scores import best_first
@@ -22,34 +21,29 @@ router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 @router.post("/api/embed")
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    vectors = await call.run(found.items)
-    head = api.Embedded(model=call.model)
-    head.measure(call.times, call.tokens)
-    before, _, after = encode(head).partition(b'"embeddings":[]')
-    return written_list(map(as_json, vectors), before + b'"embeddings":[', b"]" + after)
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    around = api.Embedded(model=answer.head.model)
+    around.measure(answer.end.times, answer.end.counts.prompt)
+    return list_response(map(as_json, answer.vectors), encode(around))
 
 
 @router.post("/api/embeddings")
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Return the vector of one text, in `prompt`, as the model makes it."""
-    call = PoolingCall(request, body)
-    found: ReadTexts = await read_texts(request, body)
-    [vector] = await call.run(found.items)
-    return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    [vector] = answer.vectors
+    return Response(b'{"embedding":%s}' % as_json(vector), media_type=JSON)
 
 
 @router.post("/api/rerank")
 async def rerank(body: OllamaRerankRequest, request: Request) -> Response:
     """Order the documents by how well they answer the query, the best first. Ollama has no such endpoint yet;
     this is how its clients expect it."""
-    call = PoolingCall(request, body)
-    compared: Compared = await read_texts(request, body)
-    found = await call.score(compared)
+    answer = await ask(request, body, body.terms, "", compare_texts)
+    found, repeated = answer.scores, answer.texts.repeated
     results = [api.RankedDocument(index, found[index]) for index in best_first(found)[: body.top_n or None]]
-    for one in results if compared.repeated else ():
-        one.document = msgspec.Raw(compared.repeated[one.index])
-    answer = api.Reranked(model=call.model, results=results)
-    answer.measure(call.times, call.tokens)
-    return json_response(answer)
+    for one in results if repeated else ():
+        one.document = msgspec.Raw(repeated[one.index])
+    ranked = api.Reranked(model=answer.head.model, results=results)
+    ranked.measure(answer.end.times, answer.end.counts.prompt)
+    return json_response(ranked)

@@ -1,0 +1,170 @@
+"""Asks that are answered with vectors or scores: texts that are pooled, and texts that are compared.
+
+A program asks as an API does, by a `Terms` with a `RequestState` of its own, whose places it gives back:
+
+    state = RequestState(media_items=media)
+    asked = Pool(terms=Terms(state, id, created), texts=ReadTexts(items), tell=bar.add)
+    try:
+        answer = await frontend.ask(asked)  # answer.pooled has an engine's answer to each item
+    finally:
+        if state.admission is not None:
+            state.admission.release()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from engine_core.protocol import Pooled
+from server.access.request_state import Attributes
+from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fields
+from server.frontend.frontend import Frontend
+from server.reading.body_table import ReadTexts
+from server.requests.pooling import PooledText
+from server.requests.scoring import Compared, compute_scores
+from server.requests.text_windows import join_windows
+from server.schemas.sampling_fields import Usage
+from worker.protocol import Vectors
+
+_WINDOWS = attrgetter("windows")
+
+
+def tell_nobody() -> None:
+    """Told of each text that has been pooled where nobody shows progress."""
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Pool texts: to vectors, to the probabilities of classes, or to rewards."""
+
+    terms: Terms
+    texts: ReadTexts
+    tell: Callable[[], None] = tell_nobody
+    """Called for each text that has been pooled, and for each window of one that is read in several."""
+
+    async def open(self, frontend: Frontend) -> PooledAnswer:
+        """Returns the answer when all texts have been pooled. Raises the error that refuses or ends it."""
+        run = _Run(frontend, self.terms, len(self.texts.items), self.tell)
+        vectors = await run.vectors_of(self.texts.items)
+        return PooledAnswer(head=run.head, end=run.end, texts=self.texts, vectors=vectors, pooled=run.pooled)
+
+
+class Compare(msgspec.Struct, frozen=True, kw_only=True):
+    """Compare texts: queries with documents."""
+
+    terms: Terms
+    texts: Compared
+    tell: Callable[[], None] = tell_nobody
+    """Called for each text that has been pooled to compare it."""
+
+    async def open(self, frontend: Frontend) -> ComparedAnswer:
+        """Returns the answer when all texts have been compared. Raises the error that refuses or ends it."""
+        run = _Run(frontend, self.terms, len(self.texts.documents), self.tell)
+        scores = await compute_scores(self.texts, frontend.facts, run.vectors_of)
+        return ComparedAnswer(head=run.head, end=run.end, texts=self.texts, scores=scores, pooled=run.pooled)
+
+
+class PooledAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `Pool`."""
+
+    head: AnswerHead
+    end: End
+    texts: ReadTexts
+    vectors: Sequence[Vectors]
+    """The result of each text, in order."""
+    pooled: Sequence[Pooled]
+    """What the engine has answered of each text, or of each window of them."""
+
+    @property
+    def usage(self) -> Usage:
+        return self.head.whole_usage(self.end)
+
+
+class ComparedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `Compare`."""
+
+    head: AnswerHead
+    end: End
+    texts: Compared
+    scores: list[float]
+    """The score of each document, in order."""
+    pooled: Sequence[Pooled]
+    """What the engine has answered of the texts that it was sent last: of each pair, if the model reads the
+    two as one."""
+
+    @property
+    def usage(self) -> Usage:
+        return self.head.whole_usage(self.end)
+
+
+class _Run:
+    """A request whose texts are being pooled: its places, its counts and its times."""
+
+    def __init__(self, frontend: Frontend, terms: Terms, texts: int, tell: Callable[[], None]) -> None:
+        """Lets the request in with so many texts, however many are sent for them."""
+        self._frontend, self._terms, self._tell = frontend, terms, tell
+        self._state = state = terms.state
+        places = frontend.places_for(texts, state.caller)
+        self._admission = admission = state.admit(frontend.admissions, places)
+        self._group = frontend.new_group()
+        self.head = AnswerHead(**head_fields(frontend, terms, admission.take_id(terms.id)))
+        self.pooled: Sequence[Pooled] = ()
+        """The engine's answers to the texts that were sent last."""
+        self._tokens = self._media = 0
+        state.work = self
+
+    @property
+    def end(self) -> End:
+        times = self._state.times
+        return End(Counts(self._tokens, times.cached_tokens, 0, None, self._media), times)
+
+    def describe(self) -> Attributes:
+        """What a trace tells of the request."""
+        return {
+            "gen_ai.request.id": self.head.id,
+            "gen_ai.response.model": self.head.model,
+            "gen_ai.usage.prompt_tokens": self._tokens,
+            "gen_ai.usage.completion_tokens": 0,
+        }
+
+    async def vectors_of(self, items: Sequence[PooledText]) -> list[Vectors]:
+        """The vectors of these texts, in order."""
+        if not any(map(_WINDOWS, items)):
+            await self._pool(items)
+            return [answer.vectors for answer in self.pooled]
+        parts = [[item, *item.windows] for item in items]
+        await self._pool([window for windows in parts for window in windows])
+        answers = iter(self.pooled)
+        found = [[next(answers).vectors for _ in windows] for windows in parts]
+        facts = self.head.facts
+        return [
+            join_windows(item, own, facts) if item.windows else own[0]
+            for item, own in zip(items, found, strict=True)
+        ]
+
+    async def _pool(self, items: Sequence[PooledText]) -> None:
+        """Has the engine pool these texts, besides those before."""
+        if not items:
+            return
+        admission, times = self._admission, self._state.times
+        options = self._terms.add_options(admission, begun=self._tokens > 0)
+        options["group"] = self._group
+        tokens = sum([item.length for item in items])
+        admission.check_tokens(tokens)
+        admission.read(tokens)
+        times.submit()
+        self.pooled = await self._frontend.pool(
+            items,
+            request_id=self.head.id,
+            replica=self._terms.replica,
+            admission=admission,
+            media_items=self._state.media_items,
+            tell=self._tell,
+            **options,
+        )
+        times.add_round(self.pooled)
+        times.cached_tokens += sum([answer.cached for answer in self.pooled])
+        self._tokens += tokens
+        self._media += sum([placed.embeddings for item in items for placed in item.media])
