@@ -94,14 +94,15 @@ class AnswerWriter(Protocol):
 
 C = TypeVar("C", bound=ChunkChoice)
 W = TypeVar("W")
+W_co = TypeVar("W_co", covariant=True)
 
 
-class ChoiceWriter(Protocol, Generic[C, W]):
+class ChoiceWriter(Protocol, Generic[C, W_co]):
     """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
     def chunk(self, part: Part) -> C: ...
 
-    def join(self, chunks: list[C]) -> W: ...
+    def join(self, chunks: list[C]) -> W_co: ...
 
 
 def repeated_fields(head: Head) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from server.schemas.vendor_bodies.infinity import (
     label_scores,
 )
 from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
-from worker.protocol import Task, Vectors
+from worker.protocol import Pooling, Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 scores = APIRouter(route_class=Endpoint, tags=["score"])
@@ -107,9 +107,7 @@ def read_vectors(body: bodies.VectorsBody, texts: ReadTexts, terms: Terms, confi
     these cannot have."""
     items = texts.items
     params, encoding = items[0].params, body.encoding_format
-    terms.state.require_right(params.task)
-    for task in params.outputs:
-        terms.state.require_right(task)
+    _require_outputs(terms, params)
     if encoding in _AS_BYTES and (params.outputs or params.task == "sparse_embed"):
         raise BadRequest(
             "An answer of bytes has place for one output, dense or tokens. Use float or base64.", "outputs"
@@ -127,6 +125,13 @@ def read_vectors(body: bodies.VectorsBody, texts: ReadTexts, terms: Terms, confi
             "encoding_format",
         )
     return Pool(terms=terms, texts=texts)
+
+
+def _require_outputs(terms: Terms, params: Pooling) -> None:
+    """Requires the right to each of the outputs that a body names."""
+    for task in (params.task, *params.outputs):
+        if task != "align":  # whose right is checked where recordings are
+            terms.state.require_right(task)
 
 
 def write_vectors(body: bodies.VectorsBody, answer: PooledAnswer, entry: Entry) -> Response:
@@ -200,9 +205,7 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
 
 
 def read_for_cohere(texts: ReadTexts, terms: Terms, config: ServerConfig) -> Pool:
-    params = texts.items[0].params
-    for task in (params.task, *params.outputs):
-        terms.state.require_right(task)
+    _require_outputs(terms, texts.items[0].params)
     return Pool(terms=terms, texts=texts)
 
 

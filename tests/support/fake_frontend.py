@@ -295,6 +295,7 @@ class FakeFrontend:
         replica: int | None = None,
         admission: Admission | None = None,
         media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
+        tell: Callable[[], None] = lambda: None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
@@ -309,6 +310,8 @@ class FakeFrontend:
             if self.pool_errors:
                 raise self.pool_errors.pop(0)
             more = {"cached": self.cached, "timing": self.timing, "expected": self.expected}
+            for _ in items:
+                tell()
             return [Pooled(id=0, vectors=self.answer_of(item), **more) for item in items]
         finally:
             self.running -= 1
