@@ -66,6 +66,8 @@ class RequestState:
     """The media that were prepared for the request, by their hashes. The reading of the body sets it."""
     reading: Any = None
     """The `Reading` of the body, in the dialect that is asked for. The endpoint sets it."""
+    notes: Any = None
+    """The `FieldNotes` of the body. The endpoint sets it when it begins to read one."""
     read: Any = None
     """What the helper process has read of a long body. The endpoint sets it."""
     work: Described | None = None

@@ -26,12 +26,14 @@ from server.errors import ApiError, BadRequest
 from server.http.connection import bodies
 from server.http.error_answers import CLIENT_GONE, explain
 from server.http.sse import ClientWatch
+from server.http.warnings import tell_unknown
 from server.media.inline_files import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.options.server_flags import DIALECTS
 from server.reading.body_table import CHAT, COMPLETION, OTHER_BODY, Reading
 from server.reading.endpoint_table import BY_PATH, ModelEndpoint
-from server.schemas.body import check_values, is_long, read_json, unknown_fields
+from server.schemas.body import check_values, is_long, read_json
+from server.schemas.unknown_fields import FieldNotes, in_clients_words
 
 R = TypeVar("R")
 
@@ -157,12 +159,17 @@ class Endpoint(APIRoute):
         state = state_of(request.scope)
         try:
             response = await self.respond(request, state)
-        except (ApiError, HTTPException, ClientDisconnect):
+        except ApiError as error:
+            _name_fields(error, state)
+            raise
+        except (HTTPException, ClientDisconnect):
             raise
         except Exception as error:
             log.exception("%s %s failed", request.method, self.path)
             return explain(request, error)
         response.raw_headers.extend(state.times.headers())
+        if state.notes is not None and state.notes.foreign:
+            tell_unknown(response, state.notes, state.caller.owner)
         return response
 
     async def respond(self, request: Request, state: RequestState) -> Response:
@@ -204,9 +211,10 @@ class Endpoint(APIRoute):
                 raise bodies.body_too_large(most)
         if type(raw) is not bytes:
             raw = bytes(raw)
+        state.notes = FieldNotes(frontend.config.strict_fields)
         if is_long(raw):
             raw = await _shortened(request, state, raw)
-        return read_json(raw, form.validate, unknown_fields(frontend.config.ignore_unknown_fields))
+        return read_json(raw, form.validate, state.notes)
 
     def _form(self, state: RequestState) -> BodyForm:
         """The form of the body in the dialect that the request names, or else the operator."""
@@ -240,8 +248,16 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
             found = await with_media(request, lambda media: read(*given, media, owner=owner))
     finally:
         bodies.BODY_MEMORY.give_back(len(raw))
-    state.read = found.result
+    state.read, state.notes = found.result, found.notes
     return found.body
+
+
+def _name_fields(error: ApiError, state: RequestState) -> None:
+    """Has an error call fields as the client does."""
+    names = {} if state.reading is None else state.reading.body.client_names
+    if state.notes is not None:
+        names = {**names, **state.notes.names}
+    in_clients_words(error, names)
 
 
 class PathTable:

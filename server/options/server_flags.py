@@ -228,8 +228,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Annotated[Dialect, OptionDoc(ANSWERS, DIALECTS)] = "cohere"
     """The API whose form /rerank, /v1/rerank, /classify and /v1/embeddings have, where several have such a
     path, unless the header X-Facet-Dialect names one. cohere is Jina's and vLLM's form, too."""
-    ignore_unknown_fields: Annotated[bool, OptionDoc(ANSWERS)] = False
-    """Accept fields of requests that this server does not know, without effect."""
+    strict_fields: Annotated[bool, OptionDoc(ANSWERS)] = False
+    """Refuse all unknown fields of requests. Usually those that look like a slip of the pen are refused, and
+    others have no effect, which the header `Warning` says."""
     enable_force_include_usage: Annotated[bool, OptionDoc(ANSWERS)] = False
     """Send usage in every stream."""
     return_tokens_as_token_ids: Annotated[bool, OptionDoc(ANSWERS)] = False

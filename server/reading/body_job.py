@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from server.errors import BadRequest
+from server.errors import ApiError, BadRequest
 from server.helpers.memory import set_most_memory, unset_most_memory
 from server.helpers.messages import FollowOrder
 from server.media.media_parts import MediaPart
@@ -26,7 +26,8 @@ from server.model_facts import Facts
 from server.reading.body_table import BY_NAME, Reading
 from server.reading.prompts import Prompt, ReadingContext, ReadingOptions
 from server.requests.pooling import PooledText
-from server.schemas.body import Body, read_json, unknown_fields
+from server.schemas.body import Body, read_json
+from server.schemas.unknown_fields import FieldNotes, in_clients_words
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import pack
 from server.text.tokenizer_files import TokenizerFiles
@@ -66,6 +67,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     body: bytes
     """The body as JSON, with stand-ins for its texts."""
     result: msgspec.Raw
+    notes: FieldNotes
+    """What was found out about the names of the body's fields."""
 
 
 class Needed(msgspec.Struct, frozen=True, tag=True):
@@ -99,17 +102,19 @@ def open_job(data: bytes) -> FollowOrder:
 
 def read_body(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer:
     """Reads a body. Raises the ApiError with which its request ends."""
-    body: Body = read_json(
-        raw, _validator(reading.name), unknown_fields(context.options.ignore_unknown_fields)
-    )
+    notes = FieldNotes(context.options.strict_fields)
     try:
+        body: Body = read_json(raw, _validator(reading.name), notes)
         result = msgspec.msgpack.encode(_packed(reading.read(body, context)))
     except MediaNeeded as needed:
         return Needed(needed.parts, needed.salt, needed.settings, needed.io)
+    except ApiError as error:
+        in_clients_words(error, notes.names)
+        raise
     left = json.dumps(body.without_texts(), ensure_ascii=False).encode("utf-8", "surrogatepass")
     if len(left) > MOST_LEFT:
         raise BadRequest(f"The fields beside the texts may have at most {MOST_LEFT} bytes, got {len(left)}.")
-    return Done(left, msgspec.Raw(result))
+    return Done(left, msgspec.Raw(result), notes)
 
 
 @cache

@@ -22,6 +22,7 @@ from server.model_facts import Facts
 from server.reading.body_job import Answer, BodySetup, Needed, ReadingOrder, TemplateLimits
 from server.reading.body_table import Reading
 from server.reading.prompts import ReadingOptions
+from server.schemas.unknown_fields import FieldNotes
 from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")
@@ -66,6 +67,7 @@ class ReadBody(Generic[R]):
     body: bytes
     """The body as JSON, with stand-ins for its texts."""
     result: R
+    notes: FieldNotes
 
 
 class LongBodies:
@@ -103,4 +105,4 @@ def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     """What an answer holds. Raises MediaNeeded if it names media."""
     if isinstance(answer, Needed):
         raise MediaNeeded(answer.parts, answer.salt, answer.settings, answer.io)
-    return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result))
+    return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result), answer.notes)

@@ -46,7 +46,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
 
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: dict[str, object] = {}
-    ignore_unknown_fields: bool = False
+    strict_fields: bool = False
     tool_call_parser: str = AUTO
     trust_request_mm_kwargs: bool = False
     content_format: AskedFormat | None = None
@@ -57,7 +57,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
         return cls(
             config.trust_request_chat_template,
             config.default_chat_template_kwargs,
-            config.ignore_unknown_fields,
+            config.strict_fields,
             config.tool_call_parser,
             config.media.trust_request_mm_kwargs,
         )

@@ -24,8 +24,9 @@ from server.frontend.asks.answers import Answer, Shown
 from server.frontend.asks.parts import End, Head, Part, Terms
 from server.frontend.text_output import ALL_TOKENS
 from server.http.sse import DONE, DONE_FORM, Chunks, EventStream, StreamForm, json_response
+from server.http.warnings import with_warnings
 from server.options.server_flags import ServerConfig
-from server.routes.request_context import config_of, frontend_of, read_texts, terms_of, with_warnings
+from server.routes.request_context import config_of, frontend_of, read_texts, terms_of
 from server.schemas.body import Body
 from server.schemas.sampling_fields import ChunkChoice, GenerationBody, RequestTerms, StreamOptions
 

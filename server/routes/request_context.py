@@ -8,11 +8,11 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from server.access.client_identity import TIMEOUT, limits_of
 from server.access.request_state import KEY, RequestState
@@ -73,18 +73,6 @@ async def _read(state: RequestState, body: Body, reading: Reading[R], media: Lai
         read = state.frontend.long_bodies.read
         return (await read(reading, raw, context.facts, media, owner=state.caller.owner)).result
     return reading.read(body, context)
-
-
-def with_warnings(response: Response, warnings: Iterable[str]) -> Response:
-    """The answer, with headers that say what of the request has no effect."""
-    for warning in warnings:
-        response.headers.append("Warning", f'299 - "{_printable(warning)}"')
-    return response
-
-
-def _printable(text: str) -> str:
-    """What a header may hold of a text that a client may have written."""
-    return "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in text)[:500]
 
 
 REPLICA = b"x-data-parallel-rank"

@@ -1,13 +1,13 @@
 """Checks which fields a body has: nothing that a client sends is silently ignored.
 
-A field is known; or we do not support it yet, and it is refused by name unless its value asks for nothing; or
-it has no meaning for a server like this one and is accepted; or it is a mistake and refused with the nearest
-known name. Lists and objects have a greatest length, which is checked before their entries are.
+A field is known, by our name or by another server's; or we do not support it yet, and it is refused by name
+unless its value asks for nothing; or it has no meaning for a server like this one and is accepted; or it is
+unknown, of which `server.schemas.unknown_fields` decides. Lists and objects have a greatest length, which is
+checked before their entries are.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest, too_many
+from server.schemas.unknown_fields import Dialects, FieldNotes, find_unknown
 
 Flag = Annotated[bool, Strict()]
 """A boolean that takes true and false only: "yes" and 1 are mistakes."""
@@ -102,20 +103,6 @@ MEANINGLESS = frozenset(
 )  # fmt: skip
 """Fields for OpenAI's book-keeping: labels and billing that cannot change an answer here."""
 
-SYNONYMS: Mapping[str, str] = {
-    "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_return_sequences": "n",
-    "stop_sequences": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "inputs": "prompt",
-}
-"""Other names for our fields, too different to be found by comparing letters."""
-
 REASONS: Mapping[str, str] = {
     "functions": "has been replaced by `tools`",
     "function_call": "has been replaced by `tool_choice`",
@@ -125,24 +112,10 @@ REASONS: Mapping[str, str] = {
 }
 """What is said of fields that no later version will support either."""
 
-IGNORES_UNKNOWN = "ignores unknown fields"
-"""The validation context of a server that accepts fields which it does not know."""
-
-_REPORTED = 5
-_SHOWN = 64
-_MOST_UNKNOWN = 1024
-"""The number of unknown fields after which no more are counted."""
 _SHORT = 16
 """The entries that every list and object may have: the least bound of any."""
 _LONG_KINDS = (list, dict)
 
-
-def unknown_fields(ignored: bool) -> object:
-    """The validation context that says whether unknown fields are ignored."""
-    return IGNORES_UNKNOWN if ignored else None
-
-
-Dialects = Mapping[str, tuple[str, str]]
 
 Bounds = Mapping[str, tuple[int, str]]
 """Field -> the most entries that it may have, and the word for them."""
@@ -160,22 +133,43 @@ class Body(BaseModel):
     """The fields that may be long, and short values that stand in their place once they have been read."""
     of_dialects: ClassVar[Dialects] = {}
     """Fields of other APIs, and the path and the dialect in which they are taken."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Names that other servers have for fields of ours, and our names."""
+    client_names: ClassVar[Mapping[str, str]] = {}
+    """Fields of chat completions that errors name, and what this body has in their place."""
 
     @model_validator(mode="before")
     @classmethod
     def check_fields(cls, body: object, info: ValidationInfo) -> object:
         if isinstance(body, dict):
-            unknown: list[str] = []
+            others: list[str] = []
             for name, value in body.items():
                 if name not in cls.__pydantic_fields__:
                     if not cls._may_pass(name, value):
-                        unknown.append(name)
-                        if len(unknown) > _MOST_UNKNOWN:
-                            break
+                        others.append(name)
                 elif type(value) in _LONG_KINDS and len(value) > _SHORT:
                     cls._check_length(name, len(value))
-            if unknown and info.context is not IGNORES_UNKNOWN:
-                raise _unknown_fields(unknown, cls.__pydantic_fields__, cls.of_dialects)
+            if others:
+                return cls._with_names(body, others, info.context)
+        return body
+
+    @classmethod
+    def _with_names(cls, body: dict[str, Any], others: list[str], notes: FieldNotes | None) -> object:
+        """The body with our fields in the place of those that have other names."""
+        if unknown := [name for name in others if name not in cls.other_names]:
+            find_unknown(unknown, [*cls.__pydantic_fields__, *cls.other_names], cls.of_dialects, notes)
+        body = {**body}
+        for name in others:
+            ours, value = cls.other_names.get(name), body[name]
+            if ours is None or value is None:
+                continue
+            if body.get(ours) not in (None, value):
+                raise BadRequest(f"`{name}` and `{ours}` say different things. Give one of them.", name)
+            if notes is not None:
+                notes.names[ours] = name
+            if type(value) in _LONG_KINDS:
+                cls._check_length(ours, len(value))
+            body[ours] = value
         return body
 
     def without_texts(self) -> dict[str, object]:
@@ -198,27 +192,6 @@ class Body(BaseModel):
             return True
         reason = REASONS.get(name, "is not supported yet")
         raise BadRequest(f"`{name}` {reason}. Leave it out of the request.", param=name)
-
-
-def _unknown_fields(names: list[str], known: Iterable[str], of_dialects: Dialects) -> BadRequest:
-    known = list(known)
-    hints = "; ".join(_hint(name[:_SHOWN], known, of_dialects.get(name)) for name in names[:_REPORTED])
-    more = f" (and {len(names) - _REPORTED} more)" if len(names) > _REPORTED else ""
-    return BadRequest(f"Unknown field: {hints}{more}", param=_printable(names[0][:_SHOWN]))
-
-
-def _hint(name: str, known: list[str], dialect: tuple[str, str] | None) -> str:
-    if dialect is not None:
-        return f"`{name}`, which {dialect[0]} takes with the header `X-Facet-Dialect: {dialect[1]}`."
-    synonym = SYNONYMS.get(name)
-    near = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean `{near[0]}`?" if near else "the fields of this endpoint are listed at /docs."
-    return f"`{_printable(name)}`, {advice}"
-
-
-def _printable(name: str) -> str:
-    """A field's name with half surrogate pairs replaced, since an answer could not be encoded with them."""
-    return name.encode("utf-8", "replace").decode()
 
 
 MAX_REPORTED = 5
@@ -262,8 +235,8 @@ def check_values(raw: bytes) -> None:
         raise BadRequest(f"This endpoint takes at most {MOST_VALUES} values in a request, got {values}.")
 
 
-def read_json(raw: bytes, validate: Callable[..., Any], context: object = None) -> Any:
-    """The validated body. `context` is what the body's own checks are told: IGNORES_UNKNOWN, or nothing."""
+def read_json(raw: bytes, validate: Callable[..., Any], notes: FieldNotes | None = None) -> Any:
+    """The validated body. `notes` get what is found out about its fields; without, all have to be known."""
     if not raw:
         raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
     try:
@@ -271,7 +244,7 @@ def read_json(raw: bytes, validate: Callable[..., Any], context: object = None) 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         content = _decode_slowly(raw)
     try:
-        return validate(content, from_attributes=True, context=context)
+        return validate(content, from_attributes=True, context=notes)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
 

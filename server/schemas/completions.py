@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 import msgspec
@@ -43,6 +44,10 @@ class CompletionRequest(GenerationBody, BudgetOptions):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
     stand_ins = {"prompt": "-", "prompt_embeds": None}
+    other_names: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.other_names,
+        "max_completion_tokens": "max_tokens",
+    }
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, "prompt_embeds": (LIMITS.prompts, "prompts")}
 
     prompt: Prompts = Field(default=None, validate_default=True)

@@ -7,13 +7,13 @@ Bodies only say what the fields mean. Ranges are checked in one place for all ca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from server.errors import BadRequest
 from server.model_facts import LIMITS
@@ -27,10 +27,8 @@ from server.text.chat_template import Effort
 Budget = Annotated[int, Field(ge=-1)]
 
 
-class Reasoning(BaseModel):
+class Reasoning(Body):
     """OpenRouter's object."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Effort | None = None
     max_tokens: Budget | None = None
@@ -191,6 +189,15 @@ class StreamOptions(Body):
 class GenerationBody(RequestBody, StructuredBody):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
+    other_names: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "num_return_sequences": "n",
+        "repeat_penalty": "repetition_penalty",
+        "rid": "request_id",
+        "sampling_seed": "seed",
+        "stop_sequences": "stop",
+    }
     bounds: ClassVar[Bounds] = {
         "stop": (LIMITS.stop_strings, "strings"),
         "logit_bias": (LIMITS.logit_bias, "entries"),

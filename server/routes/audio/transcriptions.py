@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import state_of
+from server.access.request_state import RequestState, state_of
 from server.errors import BadRequest, refused_if_full
 from server.frontend.asks.transcribing import Transcribe, Transcription
 from server.frontend.frontend import Frontend
@@ -35,8 +35,9 @@ from server.schemas.audio.form import (
     form_fields,
     recording_too_large,
 )
-from server.schemas.body import invalid_body, unknown_fields
+from server.schemas.body import invalid_body
 from server.schemas.sampling_fields import RequestTerms
+from server.schemas.unknown_fields import FieldNotes
 from server.speech.subtitles import srt, vtt
 from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 from server.text.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ async def _respond(request: Request, task: str) -> Response:
         with refused_if_full(FULL_TEMPORARY):
             upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))
             digest = await _receive(request, reader, upload, most)
-        form = _read_form(reader, frontend)
+        form = _read_form(reader, frontend, state_of(request.scope))
         if transcriber is None:
             file = await asyncio.to_thread(Path(upload.path).read_bytes)
             return await hear(request, form, file, translates=task == TRANSLATE)
@@ -132,10 +133,10 @@ async def _receive(request: Request, form: FormReader, upload: TemporaryPath, mo
     return digest.digest()
 
 
-def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
-    context = unknown_fields(frontend.config.ignore_unknown_fields)
+def _read_form(reader: FormReader, frontend: Frontend, state: RequestState) -> AudioForm:
+    state.notes = FieldNotes(frontend.config.strict_fields)
     try:
-        form = _FORM.validate_python(form_fields(reader.values), context=context)
+        form = _FORM.validate_python(form_fields(reader.values), context=state.notes)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
     frontend.check_model(form.model)

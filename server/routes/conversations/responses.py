@@ -19,6 +19,7 @@ from server.frontend.asks.answers import Converse
 from server.frontend.asks.parts import ConversationHead, End, Part, Terms
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
+from server.http.warnings import with_warnings
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.answer_reader import CustomToolInput
@@ -32,7 +33,7 @@ from server.routes.conversations.kept_responses import (
     queue_response,
     stream_response,
 )
-from server.routes.request_context import frontend_of, read_texts, request_id, with_warnings
+from server.routes.request_context import frontend_of, read_texts, request_id
 from server.schemas.conversations import responses as api
 from server.schemas.conversations.transcript import seal
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
