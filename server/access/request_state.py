@@ -5,9 +5,10 @@ It lies in the ASGI scope under one key, and `state_of` returns it. Each field s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Scope
 
@@ -15,8 +16,11 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import Caller, caller_at
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem
+from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.model_facts import Right
 from server.requests.timing import RequestTimes
+
+R = TypeVar("R")
 
 KEY = "facet"
 """The key of the scope under which a request's state lies."""
@@ -96,10 +100,35 @@ class RequestState:
 
     def admit(self, admissions: Admissions, places: int) -> Admission:
         """Lets the request in for so many sequences, or raises an error. The outermost middleware, or whoever
-        has made this object, releases what is admitted."""
+        has made this object, calls `release` at the end."""
         self.admission = admission = admissions.admit(self.caller, places, self.admission)
         admission.since = self.times.started
         return admission
+
+    async def read_with_media(
+        self,
+        read: Callable[[LaidMedia], Awaitable[R]],
+        watch: AbstractContextManager[object] = nullcontext(),
+    ) -> R:
+        """Reads the texts of the request, once more if they need media that have to be prepared first.
+        `watch` is entered while these are prepared."""
+        reader, inline = self.frontend.media, self.inline_files
+        try:
+            found = await read(NO_MEDIA)
+        except MediaNeeded as needed:
+            key = self.caller.owner if self.caller.key else ""
+            with watch:
+                items = await reader.prepare(needed, inline or InlineFiles(), key, self.caller.owner)
+            self.media_items = {item.hash: item for item in items.values()}
+            found = await read(reader.lay(items))
+        if inline is not None:
+            inline.check_taken()
+        return found
+
+    def release(self) -> None:
+        """Gives back the places that the request has. Further calls do nothing."""
+        if self.admission is not None:
+            self.admission.release()
 
     def count(self) -> None:
         """Counts the request against the quotas of the client's key. Raises QuotaExceeded beyond them."""

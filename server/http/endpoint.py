@@ -28,7 +28,6 @@ from server.http.error_answers import CLIENT_GONE, explain
 from server.http.sse import ClientWatch
 from server.http.warnings import tell_unknown
 from server.media.inline_files import InlineFiles
-from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.options.server_flags import DIALECTS
 from server.reading.body_table import CHAT, COMPLETION, OTHER_BODY, Reading
 from server.reading.endpoint_table import BY_PATH, ModelEndpoint
@@ -76,23 +75,6 @@ async def require_json(request: Request) -> None:
 
 ENTRY = [Depends(require_ready), Depends(require_json)]
 """Checks of an endpoint with a body that is not in the table."""
-
-
-async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
-    """Reads a body, once more if it needs items that have to be prepared first."""
-    state = state_of(request.scope)
-    reader, inline = state.frontend.media, state.inline_files
-    try:
-        found = await read(NO_MEDIA)
-    except MediaNeeded as needed:
-        key = state.caller.owner if state.caller.key else ""
-        with ClientWatch(request.receive):
-            items = await reader.prepare(needed, inline or InlineFiles(), key, state.caller.owner)
-        state.media_items = {item.hash: item for item in items.values()}
-        found = await read(reader.lay(items))
-    if inline is not None:
-        inline.check_taken()
-    return found
 
 
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
@@ -245,7 +227,7 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
     bodies.BODY_MEMORY.taken += len(raw)
     try:
         with ClientWatch(request.receive):
-            found = await with_media(request, lambda media: read(*given, media, owner=owner))
+            found = await state.read_with_media(lambda media: read(*given, media, owner=owner))
     finally:
         bodies.BODY_MEMORY.give_back(len(raw))
     state.read, state.notes = found.result, found.notes

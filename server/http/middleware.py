@@ -70,8 +70,7 @@ class HttpMetrics:
         try:
             await self._app(scope, receive, note_status)
         finally:
-            if state.admission is not None:
-                state.admission.release()
+            state.release()
             handler = getattr(scope.get("route"), "path", "none")
             method, seconds = scope["method"], time.monotonic() - started
             self._metrics.http(handler, method if method in METHODS else "OTHER", status, seconds)

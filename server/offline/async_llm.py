@@ -6,7 +6,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any, Literal
 
 from engine_core.engine_children import EngineProcesses, start_engines
@@ -119,9 +119,10 @@ class AsyncLLM:
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
         [answers] = await open_answers(await self._ready(), [asked])
-        async with aclosing(answers.outputs()) as outputs:
-            async for output in outputs:
-                yield output
+        with closing(answers):
+            async with aclosing(answers.outputs()) as outputs:
+                async for output in outputs:
+                    yield output
 
     async def encode(
         self,

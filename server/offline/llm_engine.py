@@ -94,11 +94,12 @@ class LLMEngine:
     async def _add(self, asked: Asked) -> None:
         if isinstance(asked.params, PoolingParams):
             pool_texts = await open_texts(self.frontend, [asked])
-            work = _follow_text(pool_texts(), asked, self._changed)
+            work, close = _follow_text(pool_texts(), asked, self._changed), lambda: None
         else:
             [answers] = await open_answers(self.frontend, [asked])
-            work = _follow_answers(answers, asked.name, self._changed)
-        self._running[asked.name] = asyncio.create_task(work)
+            work, close = _follow_answers(answers, asked.name, self._changed), answers.close
+        self._running[asked.name] = task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: close())  # also if it never began
 
     def step(self) -> list[Output]:
         """Runs one step of the model, and returns the outputs of requests that have new ones."""

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from engine_core.prompt_media import Media
+from server.access.request_state import RequestState
 from server.errors import ApiError
+from server.frontend.asks.answers import Answer
+from server.frontend.asks.parts import Head
 from server.frontend.text_output import ALL_TOKENS, Delta
 from server.offline.request_outputs import (
     CompletionOutput,
@@ -132,16 +134,15 @@ class Answers:
     """The answers to one prompt, which is sent when the first output is asked for."""
 
     builder: OutputBuilder
-    deltas: AsyncGenerator[Delta, None]
-    media: Sequence[Media] = ()
-    """The media of the prompt."""
+    answer: Answer[Head]
+    state: RequestState
 
     async def take(self) -> AsyncGenerator[None, None]:
-        """Takes what comes, piece by piece. Closing the generator ends the request."""
-        async with aclosing(self.deltas):
-            async for delta in self.deltas:
-                if not delta.is_notice:
-                    self.builder.push(delta)
+        """Takes what comes, part by part. Closing the generator ends the request."""
+        async with aclosing(self.answer.parts()) as parts:
+            async for part in parts:
+                if not part.is_notice:
+                    self.builder.push(part.delta)
                     yield
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
@@ -153,13 +154,19 @@ class Answers:
 
     async def last(self, tell: Callable[[], None] = lambda: None) -> RequestOutput:
         """The whole answers, of which `tell` hears."""
-        async with aclosing(self.take()) as pieces:
-            async for _ in pieces:
-                pass
+        async with aclosing(self.answer.parts()) as parts:
+            async for part in parts:
+                if not part.is_notice:
+                    self.builder.push(part.delta)
         tell()
         output = self.builder.output()
         assert output is not None, "answers have ended, and say nothing"
         return output
+
+    def close(self) -> None:
+        """Gives back the places of the request, also if it was never sent."""
+        self.state.release()
+        self.state.work = None  # which knows the state, so that both would stay until they are looked for
 
 
 def _by_token(entry: TokenLogprobs, name: Callable[[int], str | None]) -> LogprobsByToken:

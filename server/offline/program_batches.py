@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from server.access.request_state import RequestState
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
 from server.offline.program_requests import (
     Asked,
     PooledOutput,
-    PreparedItems,
     adapted,
     all_of,
     open_answers,
@@ -46,20 +46,24 @@ def _bar(title: str, total: int, shows: bool) -> ProgressBar:
     return ProgressBar(total, "prompt", title=title, shows=shows)
 
 
-async def generate(frontend: Frontend, asked: Sequence[Asked], shows: bool) -> list[RequestOutput]:
-    """The answers to prompts."""
+async def generate(
+    frontend: Frontend, asked: Sequence[Asked], shows: bool, at_once: int | None = None
+) -> list[RequestOutput]:
+    """The answers to prompts, of which `at_once` are computed at a time, or as many as the engine takes."""
     answers = await open_answers(frontend, asked, RequestOutputKind.FINAL_ONLY)
-    with _bar("Generating", len(asked), shows) as bar:
-        return await all_of([one.last(bar.add) for one in answers])
+    try:
+        with _bar("Generating", len(asked), shows) as bar:
+            return await all_of([one.last(bar.add) for one in answers], at_once)
+    finally:
+        for one in answers:
+            one.close()
 
 
 async def search(
     frontend: Frontend, asked: Sequence[Asked], params: BeamSearchParams, at_once: int | None, shows: bool
 ) -> list[BeamSearchOutput]:
     """The likeliest answers to prompts, which are searched for `at_once` of them at a time."""
-    answers = await open_answers(frontend, asked)
-    with _bar("Generating", len(asked), shows) as bar:
-        found = await all_of([one.last(bar.add) for one in answers], at_once)
+    found = await generate(frontend, asked, shows, at_once)
 
     def sequence(prompt: list[int], answer: CompletionOutput) -> BeamSearchSequence:
         tokens, stops = [*prompt, *answer.token_ids], answer.finish_reason == "stop"
@@ -100,14 +104,15 @@ async def score(
     shows: bool,
 ) -> list[ScoringRequestOutput]:
     """The scores of texts that are compared, all by one adapter."""
-    files = InlineFiles()
+    state, files = RequestState(), InlineFiles()
+    state.inline_files = files
     pairs = Pairs(*[await asyncio.to_thread(read_sides, side, files) for side in sides])
     number = max(len(pairs.queries), len(pairs.documents))
     asked = for_each("lora_request", LoRARequest, adapters, None, number)
     frontends = await adapted(frontend, asked) or [frontend]
     if len(set(frontends)) > 1:
         raise BadRequest("texts are compared by one adapter: give one LoRARequest", "lora_request")
-    frontend, facts = frontends[0], frontends[0].facts
+    state.frontend, facts = frontends[0], frontends[0].facts
     options = ScoreOptions(
         use_activation=params.activates(),
         truncation=Truncation.from_request(params.truncate_prompt_tokens, None, facts),
@@ -120,19 +125,20 @@ async def score(
             return read_media_pairs(pairs, options, context, "")
         return read_pairs(pairs, options, facts, context.tokenizer)
 
-    compared, media = await read_prepared(frontend, read, files)
-    return await _compare(frontend, compared, media, names, shows)
+    compared = await read_prepared(state, read)
+    return await _compare(state, compared, names, shows)
 
 
 async def _compare(
-    frontend: Frontend, compared: Compared, media: PreparedItems, names: Names, shows: bool
+    state: RequestState, compared: Compared, names: Names, shows: bool
 ) -> list[ScoringRequestOutput]:
+    frontend: Frontend = state.frontend
     outputs: list[PooledOutput] = []
 
     async def compute(items: list[PooledText]) -> list[Vectors]:
         started = RequestMetrics()
         with _bar("Pooling", len(items), shows) as bar:
-            answers = await frontend.pool(items, media_items=media, tell=bar.add)
+            answers = await frontend.pool(items, media_items=state.media_items, tell=bar.add)
         outputs[:] = outputs_of(names(len(items)), items, answers, started)
         return [answer.vectors for answer in answers]
 

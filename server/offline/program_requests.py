@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,12 +14,15 @@ import msgspec
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Pooled
+from server.access.request_state import RequestState
 from server.errors import BadRequest
+from server.frontend.asks.answers import Complete
+from server.frontend.asks.parts import Terms
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.media_parts import read_part
-from server.media.prompt import MediaNeeded, Written, as_media
+from server.media.prompt import LaidMedia, Written
 from server.media.prompt_embeds import check_rows, cut_rows, row_width
 from server.model_facts import GENERATE, require_task
 from server.offline.media_forms import as_array, as_part, with_files
@@ -73,6 +77,11 @@ class Asked:
     def __post_init__(self) -> None:
         if not isinstance(self.adapter, LoRARequest | None):
             raise TypeError(f"lora_request is a LoRARequest, not {type(self.adapter).__name__}")
+
+    def terms(self, state: RequestState) -> Terms:
+        """How the request is run."""
+        salt = self.prompt.salt
+        return Terms(state, self.name, int(time.time()), self.replica, self.priority, salt, shares_id=True)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -138,18 +147,16 @@ async def adapted(frontend: Frontend, asked: Sequence[LoRARequest | None]) -> li
 
 
 async def read_prepared(
-    frontend: Frontend, read: Callable[[ReadingContext], R], files: InlineFiles, in_thread: bool = False
-) -> tuple[R, PreparedItems]:
-    """What `read` returns, and the media that were prepared for it, whose files are in `files`."""
-    context = frontend.reading_context
-    try:
-        return (await asyncio.to_thread(read, context) if in_thread else read(context)), {}
-    except MediaNeeded as needed:
-        if frontend.media is None:
-            raise
-        items = await frontend.media.prepare(needed, files, "")
-        context = replace(context, media=frontend.media.lay(items))
-        return await asyncio.to_thread(read, context), {item.hash: item for item in items.values()}
+    state: RequestState, read: Callable[[ReadingContext], R], in_thread: bool = False
+) -> R:
+    """What `read` returns, whose media have been prepared."""
+    context: ReadingContext = state.frontend.reading_context
+
+    async def read_with(media: LaidMedia) -> R:
+        known = replace(context, media=media) if media else context
+        return await asyncio.to_thread(read, known) if media or in_thread else read(known)
+
+    return await state.read_with_media(read_with)
 
 
 def _placed(prompt: Prompt, files: InlineFiles) -> PlacedText:
@@ -161,37 +168,36 @@ def _placed(prompt: Prompt, files: InlineFiles) -> PlacedText:
 # Prompts to answer.
 
 
-class Encoded(msgspec.Struct, frozen=True):
-    """A prompt as an engine gets it, and its text."""
-
-    text: str | None
-    prompt: ReadPrompt
-    items: PreparedItems
-    salt: str
-
-
 async def open_answers(
     frontend: Frontend, asked: Sequence[Asked], kind: RequestOutputKind | None = None
 ) -> list[Answers]:
-    """Reads and checks requests, which are sent when their outputs are asked for. `kind` is in place of that
-    of the parameters. Raises ApiError."""
-    frontends = await adapted(frontend, [one.adapter for one in asked])
+    """Reads, checks and admits requests, which are sent when their outputs are asked for. The caller closes
+    the answers. `kind` is in place of that of the parameters. Raises ApiError."""
+    states = [RequestState(frontend=own) for own in await adapted(frontend, [one.adapter for one in asked])]
     slow = [at for at, one in enumerate(asked) if one.prompt.is_slow]  # others need not wait for these
-    works = [_encode(frontends[at], asked[at].prompt, asked[at].sampling) for at in slow]
+    works = [_read(states[at], asked[at]) for at in slow]
     found = dict(zip(slow, await all_of(works, PROMPTS_AT_ONCE), strict=True))
     for at, one in enumerate(asked):
         if at not in found:
-            found[at] = await _encode(frontends[at], one.prompt, one.sampling)
-    return [await _open(frontends[at], found[at], one, kind) for at, one in enumerate(asked)]
+            found[at] = await _read(states[at], one)
+    try:
+        return [await _open(states[at], *found[at], one, kind) for at, one in enumerate(asked)]
+    except BaseException:
+        for state in states:
+            state.release()
+        raise
 
 
-async def _encode(frontend: Frontend, prompt: Prompt | Conversation, params: SamplingParams) -> Encoded:
-    require_task(GENERATE, frontend.facts.tasks)
-    keep, files = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, frontend.facts), InlineFiles()
+async def _read(state: RequestState, asked: Asked) -> tuple[str | None, ReadPrompt]:
+    """The text of a prompt, and what an engine gets of it."""
+    prompt, params = asked.prompt, asked.sampling
+    require_task(GENERATE, state.frontend.facts.tasks)
+    keep = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, state.frontend.facts)
+    state.inline_files = files = InlineFiles()
     given = prompt, params, keep, files
     read = await asyncio.to_thread(_reader, *given) if prompt.is_slow else _reader(*given)
-    (text, found), items = await read_prepared(frontend, read, files, prompt.is_slow)
-    return Encoded(text and without_cuts(text), found, items, prompt.salt)
+    text, found = await read_prepared(state, read, prompt.is_slow)
+    return text and without_cuts(text), found
 
 
 def _reader(
@@ -225,33 +231,28 @@ def _read_rows(prompt: Prompt, context: ReadingContext, params: SamplingParams) 
 
 
 async def _open(
-    frontend: Frontend, encoded: Encoded, asked: Asked, kind: RequestOutputKind | None
+    state: RequestState, text: str | None, prompt: ReadPrompt, asked: Asked, kind: RequestOutputKind | None
 ) -> Answers:
-    params, beams, prompt = asked.sampling, None, encoded.prompt
+    params, beams, frontend = asked.sampling, None, state.frontend
     if isinstance(asked.params, BeamSearchParams):
         beams, kind = asked.params.beams(), RequestOutputKind.FINAL_ONLY
-    media = [*(each.as_media() for each in prompt.rows), *as_media(prompt.media, encoded.items)]
-    options = AddOptions(priority=asked.priority, salt=encoded.salt)
-    options["media"] = tuple(sorted(media, key=lambda one: one.at))
-    if (form := params.asked_form()) is not None:
-        grammar = await frontend.grammars.check(form)
-        if grammar.ignored:
-            _log.warning("%s: not enforced: %s", form.field, ", ".join(grammar.ignored))
-        options["grammar"] = grammar.for_engine()
-    deltas = frontend.generate(
-        prompt.ids,
-        params,
-        interval=tokens_per_output(params, frontend.config.stream_interval, kind),
-        request_id=asked.name,
-        replica=asked.replica,
-        beams=beams,
-        **options,
+    answer = await frontend.ask(
+        Complete(
+            terms=asked.terms(state),
+            prompts=[prompt],
+            sampling=params,
+            form=params.asked_form(),
+            interval=tokens_per_output(params, frontend.config.stream_interval, kind),
+            beams=beams,
+        )
     )
+    for warning in answer.warnings:
+        _log.warning("%s", warning)
     if beams is not None:
         params = msgspec.structs.replace(params, logprobs=beams.logprobs)
-    text = encoded.text if asked.shown is None else asked.shown
-    builder = OutputBuilder(asked.name, text, prompt.tokens, params, frontend.tokenizer, kind)
-    return Answers(builder, deltas, options["media"])
+    shown = text if asked.shown is None else asked.shown
+    builder = OutputBuilder(asked.name, shown, prompt.tokens, params, frontend.tokenizer, kind)
+    return Answers(builder, answer, state)
 
 
 # Texts to pool.
@@ -295,14 +296,15 @@ async def _read_items(
     """Encodes texts, those without media together if their parameters are equal, and prepares media."""
 
     async def read_pictured(index: int) -> tuple[PooledText, PreparedItems]:
-        files = InlineFiles()
+        state, files = RequestState(frontend=frontend), InlineFiles()
+        state.inline_files = files
         placed = await asyncio.to_thread(_placed, asked[index].text, files)
 
         def read(context: ReadingContext) -> PooledText:
             reader, resolved = _reader_for(asked[index].pooling, context, task, options)
             return item_with_media(placed.write(context), context, reader, resolved, index)
 
-        return await read_prepared(frontend, read, files)
+        return await read_prepared(state, read), state.media_items
 
     def read_plain(context: ReadingContext) -> list[PooledText]:
         if all(asked[at].pooling == asked[plain[0]].pooling for at in plain[1:]):
@@ -320,7 +322,7 @@ async def _read_items(
     works = [read_pictured(at) for at in pictured]
     found = dict(zip(pictured, await all_of(works, PROMPTS_AT_ONCE), strict=True))
     is_long = sum(len(asked[at].text.text or "") for at in plain) >= LONG_TEXT
-    texts, _ = await read_prepared(frontend, read_plain, InlineFiles(), is_long)
+    texts = await read_prepared(RequestState(frontend=frontend), read_plain, is_long)
     found.update((at, (item, {})) for at, item in zip(plain, texts, strict=True))
     media = {hash: item for _, own in found.values() for hash, item in own.items()}
     return [found[at][0] for at in range(len(asked))], media

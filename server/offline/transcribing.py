@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -122,8 +122,9 @@ async def _hear(frontend: Frontend, sound: Sound, form: AudioForm) -> Transcript
     template = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on}
     asked = Asked("", Conversation(messages, template), params)
     [answers] = await open_answers(frontend, [asked], RequestOutputKind.FINAL_ONLY)
-    answer, mark = (await answers.last()).outputs[0].text, spoken.mark
-    seconds = sum(item.grid[2] for item in answers.media) / 100
+    with closing(answers):
+        answer, mark = (await answers.last()).outputs[0].text, spoken.mark
+    seconds = sum(item.prepared.grid[2] for item in answers.state.media_items.values()) / 100
     text = SpokenText("" if form.language else mark)
     told = answer.partition(mark)[0] if mark and mark in answer and not form.language else ""
     named = form.language or told.strip().removeprefix("language").strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
 from importlib.metadata import version
 from typing import Annotated
 
@@ -14,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.request_state import path_of, state_of
 from server.errors import BadRequest, Unavailable
+from server.frontend.asks.answers import Complete
+from server.frontend.asks.parts import Terms
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, require_json
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
+from server.reading.prompts import Prompt
 from server.requests.pooling import PooledText, PoolingParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
@@ -85,14 +87,12 @@ async def compute_token(request: Request) -> None:
     token, frontend = [0], frontend_of(request)
     state = state_of(request.scope)
     state.count()
-    admission = state.admit(frontend.admissions, 1)
-    options = admission.caller.add_options(0, "")
     if GENERATE in frontend.facts.tasks:
-        one = SamplingParams(max_tokens=1, temperature=0.0)
-        async with aclosing(frontend.generate(token, one, admission=admission, **options)) as deltas:
-            async for _ in deltas:
-                pass
+        terms, one = Terms(state, "ready", int(time.time())), SamplingParams(max_tokens=1, temperature=0.0)
+        await (await frontend.ask(Complete(terms=terms, prompts=[Prompt(token)], sampling=one))).whole()
     else:
+        admission = state.admit(frontend.admissions, 1)
+        options = admission.caller.add_options(0, "")
         item = PooledText(token, PoolingParams().resolve(frontend.facts))
         await frontend.pool([item], admission=admission, **options)
 

@@ -20,8 +20,8 @@ from server.errors import BadRequest
 from server.frontend.asks.parts import Terms
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.endpoint import with_media
 from server.http.middleware import REQUEST_ID
+from server.http.sse import ClientWatch
 from server.media.prompt import NO_MEDIA, LaidMedia
 from server.options.server_flags import ServerConfig
 from server.reading.body_table import Reading
@@ -60,7 +60,8 @@ async def read_texts(request: Request, body: Body) -> Any:
     frontend, reading = frontend_of(request), state.reading
     if frontend.media is None:
         return await _read(state, body, reading, NO_MEDIA)
-    return await with_media(request, lambda media: _read(state, body, reading, media))
+    watch = ClientWatch(request.receive)
+    return await state.read_with_media(lambda media: _read(state, body, reading, media), watch)
 
 
 async def _read(state: RequestState, body: Body, reading: Reading[R], media: LaidMedia) -> R:

@@ -147,7 +147,7 @@ class Answer(Generic[H_co]):
         """What of the request has no effect; and what reads each choice, if it belongs to a conversation."""
         self._frontend, self._asked, self._sampling, self._admission = frontend, asked, sampling, admission
         self._state, self._times = terms.state, terms.state.times
-        self._id = admission.take_id(terms.id)
+        self._id = terms.take_id(admission)
         self._options, self._bounds = terms.add_options(admission), bounds
         self._guess_level: GuessReportLevel = config.reports.per_request_spec_decode_metrics
         self._metrics: AnswerMetrics | UnsetType = UNSET

@@ -39,6 +39,16 @@ class Terms(msgspec.Struct, frozen=True):
     salt: str = ""
     limits: TimeLimits | None = None
     shows_timing: bool = False
+    shares_id: bool = False
+    """Whether the id is used as it is, although other requests may have it, or it is empty."""
+
+    def take_id(self, admission: Admission) -> str:
+        """Gives the request its id, or one that begins with it if another request has that; returns it."""
+        if not self.shares_id:
+            return admission.take_id(self.id)
+        if self.id:
+            admission.set_id(self.id)
+        return self.id
 
     def add_options(self, admission: Admission, *, begun: bool = False) -> AddOptions:
         """What the engine is told of each text. `begun` says that it has had some of them before."""

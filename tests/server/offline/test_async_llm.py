@@ -161,6 +161,15 @@ async def test_abort_ends_the_stream_with_what_there_is(engine: AsyncLLM):
     await idle(engine)
 
 
+async def test_requests_of_one_id_end_together(engine: AsyncLLM):
+    both = [engine.generate(CAPITAL, ENDLESS, request_id="same") for _ in range(2)]
+    begun = [await anext(outputs) for outputs in both]
+    await engine.abort("same")
+    ends = [[output async for output in outputs][-1] for outputs in both]
+    assert [(one.request_id, one.outputs[0].finish_reason) for one in ends] == [("same", "abort")] * 2
+    assert not any(output.finished for output in begun) and live(engine) == 0
+
+
 async def test_refused_requests(engine: AsyncLLM):
     async def refused(kind: type[Exception], message: str, prompt: object, params: object, **more: object):
         with pytest.raises(kind, match=message):

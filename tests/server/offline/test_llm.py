@@ -335,6 +335,12 @@ def test_what_cannot_be_used_is_refused(llm: LLM) -> None:
         llm.generate("a", SamplingParams(structured_outputs={"regex": "a"}), use_tqdm=False)  # pyright: ignore
 
 
+def test_one_refused_prompt_gives_back_the_places_of_all(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="temperature"):
+        llm.generate([CAPITAL] * 3, [GREEDY, GREEDY, SamplingParams(temperature=5)], use_tqdm=False)
+    assert llm.frontend.live == 0
+
+
 def test_what_is_not_enforced_is_logged(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     unique = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
     llm.generate("a", held_to(json=unique), use_tqdm=False)
