@@ -112,8 +112,8 @@ class Asked:
 async def all_of(works: Sequence[Coroutine[Any, Any, R]], at_once: int | None = None) -> list[R]:
     """What these return, in order, of which so many run at a time. The first error ends all of them, and is
     raised once they have ended."""
-    if len(works) == 1:
-        return [await works[0]]
+    if len(works) < 2:
+        return [await work for work in works]
     turns = asyncio.Semaphore(at_once or max(1, len(works)))
 
     async def in_turn(work: Coroutine[Any, Any, R]) -> R:
