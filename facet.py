@@ -5,7 +5,9 @@ They are imported when they are first asked for, so that naming one does not loa
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -116,6 +118,28 @@ _HOMES = {
     "worker.features.processors.custom_processors": "BatchUpdate LogitsProcessor MoveDirectionality",
 }
 """The names of each module; all others are those of `server.offline.request_outputs`."""
+
+
+_PACKAGES = "models", "worker", "engine_core", "server"
+
+
+def _import_packages() -> None:
+    """Imports Facet's packages, of which a program's own folder may have modules of the same names."""
+    own = Path(__file__).parent
+    sys.path.insert(0, str(own))
+    try:
+        for name in _PACKAGES:
+            where = import_module(name).__file__
+            if where is None or Path(where).parent != own / name:
+                raise ImportError(
+                    f"{where or name} has the name of a package of Facet, {own / name}, and was imported first: "
+                    "give it another name."
+                )
+    finally:
+        sys.path.remove(str(own))
+
+
+_import_packages()
 
 
 def __getattr__(name: str) -> object:

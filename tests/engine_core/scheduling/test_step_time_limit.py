@@ -20,7 +20,9 @@ def test_the_default_gap_grows_with_the_rows_that_decode() -> None:
     assert 2.5 * alone < clock.seconds[-2] < 4.01 * alone
 
 
-@pytest.mark.parametrize(("newcomers", "least", "most"), [(1, 0.04, 0.09), (8, 0.09, 0.22), (32, 0.18, 0.221)])
+@pytest.mark.parametrize(
+    ("newcomers", "least", "most"), [(1, 0.04, 0.09), (8, 0.09, 0.22), (32, 0.18, 0.221)]
+)
 def test_the_default_gap_grows_with_the_newcomers_that_wait(
     newcomers: int, least: float, most: float
 ) -> None:
