@@ -132,8 +132,8 @@ def _import_packages() -> None:
             where = import_module(name).__file__
             if where is None or Path(where).parent != own / name:
                 raise ImportError(
-                    f"{where or name} has the name of a package of Facet, {own / name}, and was imported first: "
-                    "give it another name."
+                    f"{where or name} was imported before facet, and has the name of one of its packages, "
+                    f"{own / name}: give it another name."
                 )
     finally:
         sys.path.remove(str(own))

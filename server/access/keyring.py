@@ -13,8 +13,9 @@ from starlette.types import Scope
 
 from engine_core.engine_stats import Stats
 from server.access.admission import Admissions
-from server.access.client_identity import Account, Caller, caller_at
+from server.access.client_identity import Caller, caller_at
 from server.access.key_file import FollowedKeyFile, Key
+from server.access.quotas import Account
 from server.access.request_state import state_of
 from server.errors import ApiError
 from server.metrics.optional_metrics import KeyCounters

@@ -19,7 +19,12 @@ from engine_core.client.client import EngineClient
 from server.errors import ApiError, BadRequest
 from server.grammar_checks.grammar_job import AskedGrammar, GrammarSetup
 from server.grammars.form_grammar import AnswerGrammar
-from server.grammars.grammar_limits import too_complex
+from server.grammars.grammar_limits import (
+    COMPILE_MEMORY,
+    COMPILE_PROCESSOR_SECONDS,
+    COMPILE_SECONDS,
+    too_complex,
+)
 from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
 from server.helpers.messages import SentError, received_error, sent_error
@@ -49,11 +54,11 @@ GRAMMARS: Job[AnswerGrammar] = Job(
     module="server.grammar_checks.grammar_job",
     answer=AnswerGrammar,
     explain=_explain,
-    memory=512 << 20,
-    seconds=1.5,
-    processor_seconds=0.5,
+    memory=COMPILE_MEMORY,
+    seconds=COMPILE_SECONDS,
+    processor_seconds=COMPILE_PROCESSOR_SECONDS,
     owner_waiting=64,
-    waiting_seconds=1.5,
+    waiting_seconds=COMPILE_SECONDS,
 )
 
 

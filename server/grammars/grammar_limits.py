@@ -1,4 +1,4 @@
-"""Bounds of what describes an answer. Each is met while reading, before anything is made of it."""
+"""Limits of what describes an answer: of its text, which is read first, and of compiling and trying it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ MOST_PROPERTIES = 1000
 MOST_REPEATS = 4096
 LONGEST_REGEX = 4 << 10
 MOST_CHOICES = 1024
+
+COMPILE_SECONDS = 1.5
+"""Seconds that a helper process may take to compile and try a grammar, and for which one may wait for it."""
+COMPILE_PROCESSOR_SECONDS = 0.5
+COMPILE_MEMORY = 512 << 20
+"""Bytes of memory that it may take meanwhile."""
 
 REPEATING = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 """The keywords of JSON Schema that count."""

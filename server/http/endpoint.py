@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.request_state import RequestState, path_of, state_of
 from server.errors import ApiError, BadRequest
-from server.http.connection import bodies
+from server.http.connection import body_limits
 from server.http.error_answers import CLIENT_GONE, explain
 from server.http.sse import ClientWatch
 from server.http.warnings import tell_unknown
@@ -178,19 +178,19 @@ class Endpoint(APIRoute):
         most, media = form.most_bytes, frontend.media if form.takes_media else None
         continues = self._row is not None and self._row.continues
         if form.takes_rows and frontend.facts.ready.worker.row_width:
-            most = bodies.MAX_BODY
+            most = body_limits.MAX_BODY
         if media is None:
-            raw = await bodies.read_body(request.receive, most=min(most, bodies.MAX_BODY))
+            raw = await body_limits.read_body(request.receive, most=min(most, body_limits.MAX_BODY))
             if continues and len(raw := await _expanded(request, raw)) > most:
-                raise bodies.body_too_large(most)
+                raise body_limits.body_too_large(most)
         else:
-            whole = await bodies.read_body(request.receive, most=most + media.most_bytes)
+            whole = await body_limits.read_body(request.receive, most=most + media.most_bytes)
             if continues:
                 whole = await _expanded(request, whole)
             inline = state.inline_files = InlineFiles()
             raw = inline.cut(whole, most)
             if len(raw) > most:
-                raise bodies.body_too_large(most)
+                raise body_limits.body_too_large(most)
         if type(raw) is not bytes:
             raw = bytes(raw)
         state.notes = FieldNotes(frontend.config.strict_fields)
@@ -224,12 +224,12 @@ async def _shortened(request: Request, state: RequestState, raw: bytes) -> bytes
         check_values(raw)
         return raw
     given, read, owner = (reading, raw, frontend.facts), frontend.long_bodies.read, state.caller.owner
-    bodies.BODY_MEMORY.taken += len(raw)
+    body_limits.BODY_MEMORY.taken += len(raw)
     try:
         with ClientWatch(request.receive):
             found = await state.read_with_media(lambda media: read(*given, media, owner=owner))
     finally:
-        bodies.BODY_MEMORY.give_back(len(raw))
+        body_limits.BODY_MEMORY.give_back(len(raw))
     state.read, state.notes = found.result, found.notes
     return found.body
 

@@ -16,7 +16,7 @@ from server.offline.media_forms import Given, listed, read_media, with_files
 from server.requests.pooling import PoolingParams, Source
 from server.requests.scoring import Side
 from server.schemas.body import invalid_body
-from server.schemas.scores import Texts
+from server.schemas.score_and_rerank import Texts
 from server.text.chat_template import AskedFormat
 from server.text.tokenizer import LONG_TEXT
 

@@ -18,7 +18,7 @@ from server.requests.pooling import PooledText, PoolingParams, Source, TextReade
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.text_windows import read_in_windows
 from server.schemas.chat import ChatRequest
-from server.schemas.cohere import CohereRequest
+from server.schemas.cohere_embed import CohereRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
@@ -38,7 +38,7 @@ from server.schemas.pooling_bodies import (
     TextBody,
 )
 from server.schemas.sampling_fields import RequestTerms
-from server.schemas.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
+from server.schemas.score_and_rerank import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.schemas.tei import (
     EmbedAllRequest,
     EmbedRequest,

@@ -32,7 +32,7 @@ from server.errors import (
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
-from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
+from server.http.connection.body_limits import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response
 from server.http.middleware import DEEP
 from server.http.multipart import FormReader, peeked_form

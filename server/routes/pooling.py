@@ -30,7 +30,7 @@ from server.requests.vectors import (
 )
 from server.routes.answering import ask, maybe_in_thread
 from server.schemas import pooling_bodies as bodies
-from server.schemas.cohere import (
+from server.schemas.cohere_embed import (
     ApiVersion,
     BilledUnits,
     CohereEmbedded,
@@ -38,7 +38,14 @@ from server.schemas.cohere import (
     CohereRequest,
     Meta,
 )
-from server.schemas.scores import ClassifyRequest, RankedParts, RerankRequest, Score, ScoreRequest, best_first
+from server.schemas.score_and_rerank import (
+    ClassifyRequest,
+    RankedParts,
+    RerankRequest,
+    Score,
+    ScoreRequest,
+    best_first,
+)
 from server.schemas.tei import TextsRequest
 from server.schemas.vendor_bodies.infinity import (
     InfinityClasses,

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Message
 
 from server.access.request_state import state_of
-from server.http.connection.bodies import read_body
+from server.http.connection.body_limits import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.json_lists import JSON, list_response
 from server.http.sse import encode
@@ -21,7 +21,7 @@ from server.routes import pooling
 from server.routes.answering import ask
 from server.routes.pooling import label_of, pool_texts
 from server.routes.request_context import frontend_of
-from server.schemas.scores import best_first
+from server.schemas.score_and_rerank import best_first
 from server.schemas.tei import (
     EmbedAllRequest,
     EmbedRequest,

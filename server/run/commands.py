@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.engine_children import EngineProcesses, start_engines
-from server.http.connection.limits import why_too_few_descriptors
+from server.http.connection.connection_limits import why_too_few_descriptors
 from server.options.model_list import ModelEntry
 from server.options.option_checks import is_loopback
 from server.options.option_parsing import OptionError

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from engine_core.reason_codes import SENTENCES, Reason
 from server.errors import Unavailable
-from server.http.connection.limits import as_bytes, json_answer
+from server.http.connection.connection_limits import as_bytes, json_answer
 from server.http.connection.sockets import make_tls_context
 from server.options.server_flags import ServerConfig
 

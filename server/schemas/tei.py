@@ -16,7 +16,7 @@ from server.requests.scoring import Pairs, ScoreOptions
 from server.schemas.body import Body, Flag, Text, Texts, check_text, optional
 from server.schemas.pooling_bodies import Inputs
 from server.schemas.sampling_fields import RequestTerms
-from server.schemas.scores import RankedParts
+from server.schemas.score_and_rerank import RankedParts
 from worker.protocol import Task
 
 

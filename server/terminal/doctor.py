@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from server.http.connection.limits import why_too_few_descriptors
+from server.http.connection.connection_limits import why_too_few_descriptors
 from server.terminal.console import parser_of
 from worker.host import machine, nvidia
 from worker.host.private_folder import make_private

@@ -10,7 +10,7 @@ import pytest
 from fake_client import FakeClient
 
 from server.frontend.frontend import Frontend
-from server.http.connection import bodies
+from server.http.connection import body_limits
 from server.http.endpoint import Endpoint
 from server.routes import admin
 from server.run.app import ROUTERS, create_app
@@ -199,7 +199,7 @@ async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
 async def test_bodies_are_bounded_while_they_are_read(
     ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MAX_BODY", 1000)
+    monkeypatch.setattr(body_limits, "MAX_BODY", 1000)
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -224,9 +224,9 @@ async def test_bodies_are_bounded_while_they_are_read(
 
 async def test_long_bodies_share_memory(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long one that finds no room is refused, before it is read if it has told its length."""
-    monkeypatch.setattr(bodies, "MAX_TOGETHER", 3000)
-    monkeypatch.setattr(bodies, "ALWAYS_READ", 1000)
-    memory, read = bodies.BODY_MEMORY, asyncio.Event()
+    monkeypatch.setattr(body_limits, "MAX_TOGETHER", 3000)
+    monkeypatch.setattr(body_limits, "ALWAYS_READ", 1000)
+    memory, read = body_limits.BODY_MEMORY, asyncio.Event()
     go_on = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:

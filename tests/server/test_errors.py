@@ -17,7 +17,7 @@ from server.errors import (
     error_body,
     from_engine,
 )
-from server.http.connection.limits import as_bytes
+from server.http.connection.connection_limits import as_bytes
 
 
 @pytest.mark.parametrize(

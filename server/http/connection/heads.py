@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.request_state import path_of, state_of
 from server.errors import ApiError, BadRequest, HttpError
-from server.http.connection import bodies
+from server.http.connection import body_limits as bodies
 from server.http.error_answers import error_response
 from server.options.option_checks import is_loopback
 

@@ -13,7 +13,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from server.http.connection import limits
+from server.http.connection import connection_limits as limits
 from server.options.connection_options import ConnectionOptions
 
 _ACKNOWLEDGED = 120

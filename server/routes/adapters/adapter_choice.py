@@ -14,7 +14,7 @@ from server.access.request_state import path_of, state_of
 from server.errors import ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
-from server.http.connection.bodies import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
+from server.http.connection.body_limits import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response
 from server.http.sse import ClientWatch
 from server.routes.model_choice import (

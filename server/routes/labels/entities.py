@@ -13,7 +13,7 @@ from server.requests.labels.entities import find_entities
 from server.requests.vectors import as_array
 from server.routes.answering import ask, maybe_in_thread
 from server.routes.pooling import list_of, pool_texts
-from server.schemas.scores import Entities, EntitiesRequest
+from server.schemas.score_and_rerank import Entities, EntitiesRequest
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 

@@ -13,7 +13,7 @@ from server.routes.answering import ask
 from server.routes.pooling import compare_texts, pool_texts
 from server.schemas.ollama import answers as api
 from server.schemas.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
-from server.schemas.scores import best_first
+from server.schemas.score_and_rerank import best_first
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 

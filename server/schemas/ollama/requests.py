@@ -18,7 +18,7 @@ from server.schemas.conversations.transcript import chat_request, objects_of, sh
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.pooling_bodies import Inputs
 from server.schemas.sampling_fields import NO_ENTRIES, Int64, RequestTerms, Strings
-from server.schemas.scores import RerankRequest
+from server.schemas.score_and_rerank import RerankRequest
 from worker.protocol import Task
 
 # Messages of Ollama's chats in the form of chat completions.

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from server.errors import BadRequest
 from server.schemas.sampling_fields import Usage
-from server.schemas.scores import ClassifyRequest, RankedParts, RerankRequest
+from server.schemas.score_and_rerank import ClassifyRequest, RankedParts, RerankRequest
 
 _RAW = "raw_scores"
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from server.errors import BadRequest
 from server.schemas.pooling_bodies import EmbeddingRequest
-from server.schemas.scores import RankedParts, RerankRequest
+from server.schemas.score_and_rerank import RankedParts, RerankRequest
 from server.schemas.vendor_bodies.jina import cut
 
 

@@ -6,8 +6,9 @@ import pytest
 from fake_connection import FakeClock
 from fake_frontend import FakeFrontend
 
-from server.access.client_identity import Account, Bucket, Caller
+from server.access.client_identity import Caller
 from server.access.key_file import Key, ModelQuotas
+from server.access.quotas import Account, Bucket
 from server.errors import QuotaExceeded
 
 DIGEST = "0" * 64

@@ -9,8 +9,9 @@ from reading import started
 
 from engine_core.engine_stats import Timing
 from engine_core.protocol import Grammar
-from server.access.client_identity import Account, Caller
+from server.access.client_identity import Caller
 from server.access.key_file import Key
+from server.access.quotas import Account
 from server.errors import BadRequest, DeadlineExceeded, Internal
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import ALL_TOKENS

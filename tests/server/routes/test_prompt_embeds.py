@@ -13,7 +13,7 @@ from fake_frontend import FakeFrontend
 from media_frontend import PICTURE, data_url, seeing
 
 from engine_core.prompt_media import Media
-from server.http.connection import bodies
+from server.http.connection import body_limits
 from server.media.prompt_embeds import cut_rows
 from server.reading.body_table import USUAL_BODY
 
@@ -115,7 +115,7 @@ async def test_the_helper_reads_long_bodies(
 async def test_bodies_may_be_longer(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     error = await refusal(client, PATH, prompt_embeds="A" * USUAL_BODY)
     assert "torch.save" in error["message"]
-    await refusal(client, PATH, status=413, prompt_embeds="A" * bodies.MAX_BODY)
+    await refusal(client, PATH, status=413, prompt_embeds="A" * body_limits.MAX_BODY)
     frontend.serve("generate", row_width=0)
     await refusal(client, PATH, status=413, prompt_embeds="A" * USUAL_BODY)
 

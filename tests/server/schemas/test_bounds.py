@@ -8,11 +8,11 @@ from pydantic import TypeAdapter, ValidationError
 from server.errors import BadRequest
 from server.schemas.body import Body
 from server.schemas.chat import ChatRequest
-from server.schemas.cohere import CohereRequest
+from server.schemas.cohere_embed import CohereRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.pooling_bodies import EmbeddingRequest
-from server.schemas.scores import RerankRequest, ScoreRequest
+from server.schemas.score_and_rerank import RerankRequest, ScoreRequest
 from server.schemas.tei import EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest
 from server.schemas.tokenize import DetokenizeRequest
 

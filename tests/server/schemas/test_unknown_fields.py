@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from server.schemas.scores import RerankRequest, ScoreRequest
 
 from server.errors import BadRequest
 from server.schemas.body import invalid_body
@@ -12,7 +13,6 @@ from server.schemas.conversations.anthropic import MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.ollama.requests import OllamaChatRequest
 from server.schemas.pooling_bodies import EmbeddingRequest
-from server.schemas.scores import RerankRequest, ScoreRequest
 from server.schemas.tei import EmbedRequest
 from server.schemas.unknown_fields import FieldNotes, in_clients_words
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_connection import EchoApp, FakeClient, FakeServer, settled
 
-from server.http.connection import limits
+from server.http.connection import connection_limits as limits
 from server.http.connection.deadline_timer import TICK
 
 GET = b"GET /x?y=z HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"

@@ -7,7 +7,7 @@ from fake_connection import EchoApp, FakeClient, FakeServer, settled
 from starlette.requests import ClientDisconnect
 
 from server.access.request_state import state_of
-from server.http.connection import limits
+from server.http.connection import connection_limits as limits
 from server.http.connection.deadline_timer import TICK
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"
@@ -103,7 +103,10 @@ async def test_a_client_that_leaves_before_its_stream_begins_ends_it(
 
 @pytest.mark.parametrize(
     ("size", "seconds"),
-    [(300_000, limits.READER_SECONDS), (200_000, limits.READER_SECONDS * limits.MOST_SILENCES)],
+    [
+        (300_000, limits.READER_SECONDS),
+        (200_000, limits.READER_SECONDS * limits.MOST_SILENCES),
+    ],
 )
 async def test_a_reader_that_takes_nothing_is_given_up(
     app: EchoApp, client: FakeClient, size: int, seconds: float

@@ -19,7 +19,8 @@ from certificates import make_certificate
 from fake_connection import EchoApp
 from live import PATIENCE, wait_until
 
-from server.http.connection import limits, sockets
+from server.http.connection import connection_limits as limits
+from server.http.connection import sockets
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.refusal_log import RefusalLog

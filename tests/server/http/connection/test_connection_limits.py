@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.http.connection import limits, sockets
-from server.http.connection.limits import most_connections, why_too_few_descriptors
+from server.http.connection import connection_limits as limits
+from server.http.connection import sockets
+from server.http.connection.connection_limits import most_connections, why_too_few_descriptors
 
 ENDLESS = resource.RLIM_INFINITY
 

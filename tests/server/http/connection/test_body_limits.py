@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from server.http.connection import bodies
-from server.http.connection.bodies import BodyMemory, read_body
+from server.http.connection import body_limits
+from server.http.connection.body_limits import BodyMemory, read_body
 
 
 async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "TRIM_AFTER", 0.5)
+    monkeypatch.setattr(body_limits, "TRIM_AFTER", 0.5)
     trims, trimmed = 0, asyncio.Event()
 
     def trim() -> None:
@@ -18,15 +18,15 @@ async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
         trimmed.set()
 
     memory = BodyMemory(trim)
-    for size in (bodies.LONG + 1, bodies.LONG + 1, 10):
+    for size in (body_limits.LONG + 1, body_limits.LONG + 1, 10):
         await read(memory, size)
     await trimmed.wait()
     assert trims == 1
-    await read(memory, bodies.LONG)
+    await read(memory, body_limits.LONG)
     await asyncio.sleep(0.02)
     assert trims == 1
     trimmed.clear()
-    await read(memory, bodies.LONG + 1)
+    await read(memory, body_limits.LONG + 1)
     await trimmed.wait()
     assert trims == 2
 
@@ -39,5 +39,5 @@ async def read(memory: BodyMemory, size: int) -> None:
 
 
 async def test_the_real_thing_works_here() -> None:
-    await read(memory := BodyMemory(), bodies.LONG + 1)
+    await read(memory := BodyMemory(), body_limits.LONG + 1)
     memory.trim()
