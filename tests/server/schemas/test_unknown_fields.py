@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from server.schemas.scores import RerankRequest, ScoreRequest
 
 from server.errors import BadRequest
 from server.schemas.body import invalid_body
@@ -13,6 +12,7 @@ from server.schemas.conversations.anthropic import MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.ollama.requests import OllamaChatRequest
 from server.schemas.pooling_bodies import EmbeddingRequest
+from server.schemas.score_and_rerank import RerankRequest, ScoreRequest
 from server.schemas.tei import EmbedRequest
 from server.schemas.unknown_fields import FieldNotes, in_clients_words
 
