@@ -279,11 +279,10 @@ def refuse_for_sources(**fields: bool) -> None:
         )
 
 
-def refuse_chats(known: object | None) -> None:
-    """Refuses conversations, if the model is known to read sources."""
-    if known is not None:
-        raise BadRequest(
-            "This model reads one text and writes another, and has no chats: POST /v1/completions with the "
-            "text as `prompt`.",
-            "messages",
-        )
+def no_chats() -> BadRequest:
+    """The error for a conversation with a model that reads sources."""
+    return BadRequest(
+        "This model reads one text and writes another, and has no chats: POST /v1/completions with the text "
+        "as `prompt`.",
+        "messages",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
@@ -153,10 +154,13 @@ class ServedAdapters:
         """The frontend for one request that an adapter answers, under its name or the first of `names`."""
         own, facts = copy.copy(self.frontend), facts_with(self.frontend.facts, state)
         facts = replace(facts, model_names=names or facts.model_names)
+        tokenizer = self.frontend.tokenizer.written_by(facts.chat_template)
         changes = {
-            "_facts": facts,
-            "_tokenizer": self.frontend.tokenizer.written_by(facts.chat_template),
-            "_reading_context": None,
+            "facts": facts,
+            "tokenizer": tokenizer,
+            "reading_context": dataclasses.replace(
+                self.frontend.reading_context, facts=facts, tokenizer=tokenizer
+            ),
             "metrics": self.frontend.metrics.of_adapter(state.adapter.name),
             "_client": _AdaptedClient(self.frontend.client, state.adapter.digest),
             "is_one_of_several": True,  # the request is here because of the name

@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
@@ -60,6 +61,13 @@ R = TypeVar("R")
 
 
 class Frontend:
+    facts: Facts
+    """What is known of the model, once an engine is ready. Before that it is missing, as the next two may be,
+    and whoever reads it gets the error that says why."""
+    tokenizer: Tokenizer
+    reading_context: ReadingContext
+    """The tools that read the texts of requests."""
+
     def __init__(
         self,
         config: ServerConfig,
@@ -72,10 +80,8 @@ class Frontend:
         self.config, self.metrics, self._client = config, metrics, client
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""
-        self._facts: Facts | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._has_facts = False
         self._source: TokenizerFiles | None = None
-        self._reading_context: ReadingContext | None = None
         self._reading = ReadingOptions.of(config)
         self.helpers = Helpers(config.log.style)
         """All helper processes of this frontend."""
@@ -112,7 +118,7 @@ class Frontend:
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
         if reads_bodies and self.config.engine.worker.kv_cache_dir is not None:  # which is for long prompts
             self.long_bodies.start()
-        self._tokenizer = await load_tokenizer(self._source, self.config)
+        self.tokenizer = await load_tokenizer(self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
         self._update_facts()
@@ -120,40 +126,33 @@ class Frontend:
 
     def _update_facts(self) -> None:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
-        if self._client.ready is not None and self._tokenizer is not None:
-            found = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
-            self._facts = open_inputs(self, found, self._tokenizer, self._client)
-            self._reading_context = ReadingContext(self._facts, self._tokenizer, self._reading)
-            self.admissions.slots = self._facts.ready.worker.max_num_seqs
+        if self._client.ready is not None:
+            found = find_facts(self.config, self._client.ready, self.folder, self.tokenizer)
+            self.facts = open_inputs(self, found, self.tokenizer, self._client)
+            self._has_facts = True
+            self.reading_context = ReadingContext(self.facts, self.tokenizer, self._reading)
+            self.admissions.slots = self.facts.ready.worker.max_num_seqs
             if self._restarting_since:
                 _log.info("requests run again, after %.1f s", time.monotonic() - self._restarting_since)
             self._restarting_since = 0.0
         elif not self._restarting_since:
             self._restarting_since = time.monotonic()
 
-    @property
-    def facts(self) -> Facts:
-        if self._facts is None:
-            self.require_ready()
-            raise Unavailable("The model is not loaded yet.", retry_after=1)
-        return self._facts
+    if not TYPE_CHECKING:
 
-    @property
-    def reading_context(self) -> ReadingContext:
-        """The tools that read the texts of requests."""
-        return self._reading_context or ReadingContext(self.facts, self.tokenizer, self._reading)
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises the error for an attribute that has not been set yet, as Python calls this for no
+            others."""
+            if name not in Frontend.__annotations__:
+                raise AttributeError(name)
+            self.require_ready()
+            what = "tokenizer" if name == "tokenizer" else "model"
+            raise Unavailable(f"The {what} is not loaded yet.", retry_after=1)
 
     def _tokenizer_files(self) -> TokenizerFiles:
         if self._source is None:
             raise Unavailable("The tokenizer is not loaded yet.", retry_after=1)
         return self._source
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self.require_ready()
-            raise Unavailable("The tokenizer is not loaded yet.", retry_after=1)
-        return self._tokenizer
 
     @property
     def live(self) -> int:
@@ -168,13 +167,13 @@ class Frontend:
             return self._draining
         if self.orders.asleep:
             return ASLEEP
-        if self._facts is not None and (reason := self._client.restarting) is not None:
+        if self._has_facts and (reason := self._client.restarting) is not None:
             state = "stalled" if reason == "engine_stalled" else "restarting"
             return Status(state, reason, fraction=0.0, since=self._restarting_since)
         if self._client.ready is not None:
             if self.adapters is not None and not self.adapters.has_started:
                 return loading("adapters", 0.0)
-            return READY if self._facts is not None else loading("tokenizer", 0.0)
+            return READY if self._has_facts else loading("tokenizer", 0.0)
         return loading(self._client.progress.phase, self._client.progress.fraction)
 
     def require_ready(self) -> None:
@@ -295,10 +294,17 @@ class Frontend:
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     streams = self._client.submit_many(batch, replica=replica, **told)
                     since = time.monotonic() if sent else began
-                    waiting.extend((stream, since) for stream in streams)
-                    admission.streams.update(stream.id for stream in streams)
+                    waiting.extend(zip(streams, repeat(since)))
+                    admission.streams.update([stream.id for stream in streams])
                 stream, since = waiting[0]
-                answer = await self._pooled(stream, items[len(answers)].length, since, admission)
+                answer = await anext(stream)
+                if isinstance(answer, Failed):
+                    self.metrics.finished("error")
+                    admission.check()
+                    raise from_engine(answer, self.admissions.seconds_to_wait())
+                admission.begun = True
+                tokens, took = items[len(answers)].length, time.monotonic() - since
+                self.metrics.pooled(tokens, answer.cached, took, answer.timing)
                 answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)
@@ -307,18 +313,6 @@ class Frontend:
             self._client.abort(left := [stream.id for stream, _ in waiting])
             admission.streams.difference_update(left)
         return answers
-
-    async def _pooled(
-        self, stream: Stream[Pooled], tokens: int, since: float, admission: Admission
-    ) -> Pooled:
-        answer = await anext(stream)
-        if isinstance(answer, Failed):
-            self.metrics.finished("error")
-            admission.check()
-            raise from_engine(answer, self.admissions.seconds_to_wait())
-        admission.begun = True
-        self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
-        return answer
 
     async def abort(self, request_ids: Iterable[str], caller: Caller | None = None) -> int:
         """Ends these requests, or those of them that `caller` has sent, whose streams finish with "abort".

@@ -185,8 +185,8 @@ def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
         return work_of_template(body, context) + len(conversations) * context.tokenizer.chat.overhead
     if context.facts.pooling.texts.chat is not None:
         return len(body.sources) * context.tokenizer.chat.overhead
-    longest_prompt = max(map(len, context.facts.pooling.texts.prompts.values()), default=0)
-    return len(body.sources) * longest_prompt
+    prompts = context.facts.pooling.texts.prompts
+    return len(body.sources) * max(map(len, prompts.values())) if prompts else 0
 
 
 def work_of_compared(body: ComparingRequest, context: ReadingContext) -> int:

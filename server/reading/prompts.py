@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import BadRequest, refuse_chats, refuse_for_sources, too_many
+from server.errors import BadRequest, no_chats, refuse_for_sources, too_many
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import (
     LaidMedia,
@@ -212,6 +212,8 @@ def _write_answered(
     style: AnswerStyle | None = None,
 ) -> Written:
     """Renders a conversation of which parts may be embeddings in place of tokens."""
+    if not [None for message in messages if type(message.content) is list]:
+        return write_conversation(options, messages, context, style)
     shown, files = take_row_files(messages)
     written = write_conversation(options, shown, context, style)
     return with_row_files(written, files) if files else written
@@ -319,7 +321,8 @@ def write_conversation(
     style: AnswerStyle | None = None,
 ) -> Written:
     """Renders the conversation as the text that the model was trained on."""
-    refuse_chats(context.facts.sources)
+    if context.facts.sources is not None:
+        raise no_chats()
     if options.chat_template is not None and not context.options.trust_request_chat_template:
         raise BadRequest(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "

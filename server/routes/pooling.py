@@ -145,16 +145,13 @@ def write_vectors(body: bodies.VectorsBody, answer: PooledAnswer, entry: Entry) 
     """Writes vectors as JSON, where `entry` makes one of the list, or as bytes."""
     if body.encoding_format in _AS_BYTES:
         return _bytes(body, answer)
-    params, facts = answer.texts.items[0].params, answer.head.facts
-    outputs = [by_task(one, params) for one in answer.vectors]
-    write = {task: _writer([one[task] for one in outputs], task, body, facts) for task in outputs[0]}
-    return list_of(
-        answer,
-        (
-            entry(index, {task: write[task](each) for task, each in one.items()})
-            for index, one in enumerate(outputs)
-        ),
-    )
+    params, facts, vectors = answer.texts.items[0].params, answer.head.facts, answer.vectors
+    columns: dict[Task, Sequence[Vectors]] = {params.task: vectors}
+    for task in params.outputs:
+        columns[task] = [one.others[task] for one in vectors]
+    written = [map(_writer(each, task, body, facts), each) for task, each in columns.items()]
+    rows = enumerate(zip(*written, strict=True))
+    return list_of(answer, (entry(index, dict(zip(columns, row, strict=True))) for index, row in rows))
 
 
 def _embedding(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:

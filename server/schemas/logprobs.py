@@ -57,23 +57,22 @@ class PromptLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class TokenNames:
+class TokenNames(msgspec.Struct, frozen=True):
     """Spells the tokens of an answer: as their text, or as `token_id:123`, which is unique."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, hides_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._as_ids = as_ids
-        self._hides_special = hides_special
+    tokenizer: Tokenizer
+    as_ids: bool
+    hides_special: bool
 
     def __call__(self, id: int) -> str:
-        return f"token_id:{id}" if self._as_ids else self._tokenizer.token_text(id)
+        return f"token_id:{id}" if self.as_ids else self.tokenizer.token_text(id)
 
     def raw(self, id: int) -> list[int]:
-        return list(self._tokenizer.token_bytes(id))
+        return list(self.tokenizer.token_bytes(id))
 
     def text_of(self, ids: list[int]) -> str:
         """The text of tokens, as an answer shows it."""
-        return self._tokenizer.decode(ids, skip_special_tokens=self._hides_special)
+        return self.tokenizer.decode(ids, skip_special_tokens=self.hides_special)
 
     def offsets(self, ids: Iterable[int], start: int) -> tuple[list[int], int]:
         """The position of each token in the text, in characters, and the position after the last one."""
@@ -84,10 +83,10 @@ class TokenNames:
         return offsets, start
 
     def _width(self, id: int) -> int:
-        if self._hides_special and id in self._tokenizer.special_ids:
+        if self.hides_special and id in self.tokenizer.special_ids:
             return 0
         # A character belongs to the token with its first byte.
-        return sum(byte & 0xC0 != 0x80 for byte in self._tokenizer.token_bytes(id))
+        return sum(byte & 0xC0 != 0x80 for byte in self.tokenizer.token_bytes(id))
 
 
 def completion_logprobs(

@@ -33,7 +33,7 @@ from server.grammars.form_grammar import AskedForm
 from server.media.prompt import as_media
 from server.options.server_flags import GuessReportLevel
 from server.output_parsing.answer_reader import AnswerReader
-from server.output_parsing.unread_text import AnswerPart, CallBegun, Text
+from server.output_parsing.unread_text import CallBegun, Text
 from server.reading.prompts import Conversation, Prompt
 from server.requests.beam_rounds import BeamParams
 from server.requests.sampling_params import SamplingParams
@@ -235,13 +235,18 @@ class Answer(Generic[H_co]):
         """The same part of a conversation's answer with what it says. `widths` are the characters of tokens
         that the reader of its choice has not heard of."""
         reader, delta = self.readers[part.choice], part.delta
-        if reader.is_text:
+        if (own := reader.reader) is None:
             part.said = (Text(delta.text),) if delta.text else ()
             return part
-        part.said = reader.read(delta, widths)
-        part.has_calls = reader.has_calls
+        said = own.push(delta.text, widths)
+        if delta.finish_reason is not None:
+            said += own.finish()
+        for one in said:
+            if type(one) is CallBegun:
+                reader.has_calls = True
+        part.said, part.has_calls = said, reader.has_calls
         if reader.counts_reasoning:
-            part.counts = replace(part.counts, reasoning=reader.reasoning_tokens)
+            part.counts = replace(part.counts, reasoning=own.reasoning_tokens)
             if part.end is not None:
                 part.end = replace(part.end, counts=self.counts)
         return part
@@ -279,8 +284,10 @@ class Answer(Generic[H_co]):
     @property
     def counts(self) -> Counts:
         """The tokens of all prompts and choices so far."""
-        told = [reader.reasoning_tokens for reader in self.readers if reader.counts_reasoning]
-        reasoning = sum(told) if told else None
+        reasoning = None
+        for each in self.readers:
+            if each.counts_reasoning and each.reader is not None:
+                reasoning = (reasoning or 0) + each.reader.reasoning_tokens
         return Counts(sum(self._lengths), sum(self._cached), sum(self._output), reasoning, sum(self._media))
 
     def set_paused(self, paused: bool) -> None:
@@ -318,21 +325,20 @@ class Answer(Generic[H_co]):
 
 
 class _ChoiceReader:
-    """Reads one choice of a conversation's answer as parts: reasoning, texts and calls."""
+    """What reads one choice of a conversation's answer as parts: reasoning, texts and calls."""
 
     def __init__(self, asked: Converse, plan: AnswerPlan) -> None:
         self.has_calls = False
-        self._reader: AnswerReader | None = None
+        self.reader: AnswerReader | None = None
+        """None if the answer is text and nothing else."""
         format, tools, chat = plan.format, asked.conversation.tools, asked.chat
         self.counts_reasoning = bool(format and format.thinking)
-        self.is_text = format is None
-        """Whether the answer is text and nothing else, so that `read` is not called."""
         if format is None:
             return
         if tools and chat.tool_choice is not None:
             choice = chat.choice
             tools = {name: schema for name, schema in tools.items() if choice.allows(name)}
-        self._reader = AnswerReader(
+        self.reader = AnswerReader(
             format.dialect,
             format.thinking,
             tools=tools or None,
@@ -340,21 +346,6 @@ class _ChoiceReader:
             written=format.written,
             calls_end_thinking=not plan.holds_late_calls,
         )
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """The number of tokens of reasoning so far."""
-        return 0 if self._reader is None else self._reader.reasoning_tokens
-
-    def read(self, delta: Delta, widths: Sequence[int]) -> list[AnswerPart]:
-        """The parts that a delta begins, continues or completes."""
-        if (reader := self._reader) is None:
-            return []
-        parts = reader.push(delta.text, widths)
-        if delta.finish_reason is not None:
-            parts += reader.finish()
-        self.has_calls = self.has_calls or any(isinstance(part, CallBegun) for part in parts)
-        return parts
 
 
 class _TokenByToken:

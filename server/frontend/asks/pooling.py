@@ -14,6 +14,7 @@ A program asks as an API does, by a `Terms` with a `RequestState` of its own, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -22,6 +23,7 @@ from engine_core.protocol import Pooled
 from server.access.request_state import Attributes
 from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fields
 from server.frontend.frontend import Frontend
+from server.model_facts import Facts
 from server.reading.body_table import ReadTexts
 from server.requests.pooling import PooledText
 from server.requests.scoring import Compared, compute_scores
@@ -130,41 +132,42 @@ class _Run:
         }
 
     async def vectors_of(self, items: Sequence[PooledText]) -> list[Vectors]:
-        """The vectors of these texts, in order."""
-        if not any(map(_WINDOWS, items)):
-            await self._pool(items)
-            return [answer.vectors for answer in self.pooled]
-        parts = [[item, *item.windows] for item in items]
-        await self._pool([window for windows in parts for window in windows])
-        answers = iter(self.pooled)
-        found = [[next(answers).vectors for _ in windows] for windows in parts]
-        facts = self.head.facts
-        return [
-            join_windows(item, own, facts) if item.windows else own[0]
-            for item, own in zip(items, found, strict=True)
-        ]
-
-    async def _pool(self, items: Sequence[PooledText]) -> None:
-        """Has the engine pool these texts, besides those before."""
+        """Has the engine pool these texts, besides those before; returns the vectors of each, in order."""
         if not items:
-            return
-        admission, times = self._admission, self._state.times
+            return []
+        sent, has_windows = items, any(map(_WINDOWS, items))
+        if has_windows:
+            sent = [window for item in items for window in (item, *item.windows)]
+        state, admission, times = self._state, self._admission, self._state.times
         options = self._terms.add_options(admission, begun=self._tokens > 0)
         options["group"] = self._group
-        tokens = sum([item.length for item in items])
+        tokens = sum([item.length for item in sent])
         admission.check_tokens(tokens)
         admission.read(tokens)
         times.submit()
-        self.pooled = await self._frontend.pool(
-            items,
+        self.pooled = answers = await self._frontend.pool(
+            sent,
             request_id=self.head.id,
             replica=self._terms.replica,
             admission=admission,
-            media_items=self._state.media_items,
+            media_items=state.media_items,
             tell=self._tell,
             **options,
         )
-        times.add_round(self.pooled)
-        times.cached_tokens += sum([answer.cached for answer in self.pooled])
+        times.add_round(answers)
+        times.cached_tokens += sum([answer.cached for answer in answers])
         self._tokens += tokens
-        self._media += sum([placed.embeddings for item in items for placed in item.media])
+        if state.media_items:
+            self._media += sum([placed.embeddings for item in sent for placed in item.media])
+        vectors = [answer.vectors for answer in answers]
+        return _joined(items, vectors, self.head.facts) if has_windows else vectors
+
+
+def _joined(items: Sequence[PooledText], found: Sequence[Vectors], facts: Facts) -> list[Vectors]:
+    """The vectors of texts of which some were read in windows, from those of all windows."""
+    left = iter(found)
+    parts = [list(islice(left, 1 + len(item.windows))) for item in items]
+    return [
+        join_windows(item, own, facts) if item.windows else own[0]
+        for item, own in zip(items, parts, strict=True)
+    ]
