@@ -207,7 +207,7 @@ class AnswerWriter:
             return self._written(self._behind(), ((self._token_of[opener],),), again=self._several)
         if is_mark(opener[0]):
             raise Unenforceable("tool_choice auto")  # `AnswerFormat.tells_calls` says why
-        if self._dialect.only_first:
+        if opener in self._dialect.only_first:
             answer = lark.one_of((self._calls(), rf"(/[^\{opener[0]} \n](?s:.*)/)?"))
         else:
             call = lark.sequence(lark.raw(opener), self._behind())

@@ -45,23 +45,38 @@ class AnswerReader:
         is_thinking: bool = False,
         written: Mapping[str, str] | None = None,
         calls_end_thinking: bool = True,
+        holds_calls: bool = True,
     ) -> None:
         """`tools`: the schema of the arguments of each tool; None if calls are not to be read.
 
         `is_thinking`: the prompt has opened the reasoning already. `written`: the text of each mark that
         stands for a special token. `calls_end_thinking`: a call within the reasoning is one, and ends it.
+        `holds_calls`: a call passes when it is complete, so that none is told of that breaks off; otherwise
+        its arguments pass while they are written.
         """
         self._dialect = None if tools is None else dialect
         self._thinking = thinking = thinking or NO_MARKERS
         self._parts: list[AnswerPart] = []
         self._unread = UnreadText()
         marks = {ord(mark): text for mark, text in (written or {}).items()}
-        self._text = TextSegment(Text, self._parts, marks)
+        keeps_space = self._dialect is not None and self._dialect.keeps_space
+        self._text = TextSegment(Text, self._parts, marks, keeps_space=keeps_space)
         self._reasoning = TextSegment(Reasoning, self._parts, marks)
         self._calls = ParsedCalls(self._unread, self._parts, tools or {}, marks, self._text.skip_space)
+        self._calls.holds = holds_calls
         call_opens = self._dialect.opens if self._dialect else ()
+        bare = self._dialect.opens_bare if self._dialect else ()
         self._hides = (*(dialect.hides if dialect else ()), *thinking.hides)
-        self._openers = Literals((*call_opens, *self._hides, *thinking.opens))
+        self._closers = self._dialect.format.closers if self._dialect else ()
+        self._spelled = tuple(
+            mark_text for mark, mark_text in (written or {}).items() if bare and mark in call_opens
+        )
+        self._explains = False
+        """Whether the text has spelled an opener in ordinary characters, so that what follows is no call."""
+        self._openers = Literals(
+            (*call_opens, *bare, *self._hides, *thinking.opens, *self._closers, *self._spelled)
+        )
+        calls_end_thinking = calls_end_thinking and not thinking.always_closes
         self._thinking_ends = Literals((*(call_opens if calls_end_thinking else ()), *thinking.closes))
         self._thoughts: list[slice] = []
         """The places of the reasoning in the answer's text, without markers. The last end may be None."""
@@ -80,6 +95,15 @@ class AnswerReader:
             last = len(self._starts) if thought.stop is None else bisect_left(self._starts, thought.stop)
             count += last - first
         return count
+
+    @property
+    def repairs(self) -> Sequence[str]:
+        """What was wrong with calls that were read nonetheless, one entry each."""
+        return self._calls.repairs
+
+    def hold_calls(self) -> None:
+        """Let calls pass when they are complete, from the first one on."""
+        self._calls.holds = True
 
     def push(self, text: str, widths: Sequence[int] = ()) -> list[AnswerPart]:
         """The parts that this next piece of the answer begins, continues or completes.
@@ -114,13 +138,23 @@ class AnswerReader:
         elif (yield from self._unread.expect(*self._thinking.closes)):
             self._text.skip_space()  # its reasoning is empty
         while True:
-            opener = yield from self._unread.pass_until(self._openers, self._text.push)
+            has_calls = self._calls.count > 0
+            opener = yield from self._unread.pass_until(self._openers, self._text.push, in_markup=has_calls)
             if opener is None:
                 return
             if opener in self._thinking.opens:
                 yield from self._think()
-            elif opener not in self._hides:
+            elif opener in self._hides:
+                pass
+            elif opener in self._spelled:
+                self._explains = True
+                self._text.push(opener)
+            elif opener not in self._closers:
                 yield from self._call(opener)
+            elif self._calls.count:
+                self._text.skip_space()  # it ends what is no call any more
+            else:
+                self._text.push(opener)
 
     def _think(self) -> Parse[None]:
         """Read reasoning up to its end. A call ends it too, even without its marker."""
@@ -141,15 +175,25 @@ class AnswerReader:
     def _call(self, opener: str, around: TextSegment | None = None) -> Parse[bool]:
         """Read the calls behind an opener. If there is none, it belongs to what is around it."""
         segment = self._text if around is None else around
-        dialect = self._dialect
-        if dialect is not None and (self._text.is_empty or not dialect.only_first):
-            self._unread.remember(opener)
-            begun = self._calls.count
-            yield from dialect.format.read(self._calls, opener)
-            if self._calls.count > begun:
+        dialect, calls, unread = self._dialect, self._calls, self._unread
+        may_call = dialect is not None and not (opener in dialect.opens_bare and self._explains)
+        if dialect is not None and may_call and (self._text.is_empty or opener not in dialect.only_first):
+            unread.remember(opener)
+            unread.broke_off, begun = False, calls.count
+            yield from dialect.format.read(calls, opener)
+            has_begun, is_broken = calls.count > begun, calls.is_open or calls.in_list
+            is_marked = has_begun or opener not in dialect.only_first
+            if unread.broke_off and is_marked and (is_broken or unread.remembers):
+                unread.drop()  # what breaks off is neither a call nor text
+            elif is_broken and self._closers:
+                yield from unread.pass_until(Literals(self._closers), lambda _: None)
+            calls.abandon()
+            if not unread.remembers:
+                return True  # calls, or markup that holds none
+            unread.put_back()
+            if has_begun:
                 return True
-            self._unread.put_back()
-            self._unread.take(len(opener))
+            unread.take(len(opener))
         segment.push(opener)
         return False
 

@@ -106,7 +106,8 @@ def find_dialect(tokenizer: Tokenizer) -> Dialect | None:
     if written is not None:
         turn, whole = written
         for dialect in DIALECTS:
-            if _reads(dialect, turn) or (not dialect.only_first and _reads(dialect, whole)):
+            may_follow = dialect.opens[0] not in dialect.only_first
+            if _reads(dialect, turn) or (may_follow and _reads(dialect, whole)):
                 return dialect
     return next((dialect for dialect in DIALECTS if _is_named(dialect.opens, tokenizer)), None)
 
@@ -139,7 +140,7 @@ def _reads(dialect: Dialect, text: str) -> bool:
     reader = AnswerReader(dialect, None, tools={_TOOL_NAME: _TOOL["function"]["parameters"]})
     parts = [*reader.push(text), *reader.finish()]
     names = [part.name for part in parts if isinstance(part, CallBegun)]
-    if names != [_TOOL_NAME]:
+    if names != [_TOOL_NAME] or reader.repairs:
         return False
     try:
         arguments = "".join(part.text for part in parts if isinstance(part, Arguments))

@@ -33,10 +33,14 @@ class Dialect:
     opens: tuple[str, ...]
     """The literals with which calls begin."""
     format: CallFormat
-    only_first: bool = False
-    """Whether calls are the whole message, so that the openers mean nothing behind other text."""
+    opens_bare: tuple[str, ...] = ()
+    """Literals with which calls begin if the model has left their opener out."""
+    only_first: tuple[str, ...] = ()
+    """The openers that mean nothing behind other text, because text may have them too."""
     hides: tuple[str, ...] = ()
     """Markup around the text of an answer, which is no part of it."""
+    keeps_space: bool = False
+    """Whether the family writes no space between text and calls, so that what stands there is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class ThinkingMarkers:
     """What stands between the reasoning and an answer or a call."""
     answers: str = ""
     """What stands before the text of an answer, if that is held to a form."""
+    always_closes: bool = False
+    """Whether the model never forgets `closes`, so that what looks like a call before is reasoning."""
     told_by: tuple[str, ...] = ()
     """The literals by which it is recognized, if `closes` stand for other things in other families."""
 
@@ -79,17 +85,25 @@ _INVOKE_TAGS = Tagged(
     again=('<invoke name="',),
     closes=("</minimax:tool_call>",),
 )
-_DSML_TAGS = Tagged(
-    name_opens='<｜DSML｜invoke name="',
-    name_ends=('">',),
-    key_opens='<｜DSML｜parameter name="',
-    key_ends="",
-    says_string={'" string="true">': True, '" string="false">': False},
-    value_ends="</｜DSML｜parameter>",
-    ends=("</｜DSML｜invoke>",),
-    again=('<｜DSML｜invoke name="',),
-    closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
-)
+
+
+def _dsml_tags(mark: str, closes: tuple[str, ...]) -> Tagged:
+    """The tags of DeepSeek, each with this mark before its name."""
+    return Tagged(
+        name_opens=f'<{mark}invoke name="',
+        name_ends=('">',),
+        empty_ends=('"/>',),
+        key_opens=f'<{mark}parameter name="',
+        key_ends="",
+        says_type={'" string="true">': "string", '" string="false">': ""},
+        value_ends=f"</{mark}parameter>",
+        ends=(f"</{mark}invoke>",),
+        again=(f'<{mark}invoke name="',),
+        closes=tuple(f"</{mark}{close}>" for close in closes),
+    )
+
+
+_K3_TYPES = ("string", "number", "boolean", "null", "object", "array")
 _GLM_TAGS = Tagged(
     name_opens="",
     name_ends=("\n", "<arg_key>", "</tool_call>"),
@@ -106,20 +120,26 @@ _MINIMAX = "]<]minimax[>["
 
 DIALECTS = (
     Dialect("hermes", ("<tool_call>",), JsonObject(closes=("</tool_call>",))),
-    Dialect("qwen3_coder", ("<tool_call>",), replace(_FUNCTION_TAGS, closes=("</tool_call>",))),
+    Dialect(
+        "qwen3_coder",
+        ("<tool_call>",),
+        replace(_FUNCTION_TAGS, closes=("</tool_call>",)),
+        opens_bare=("<function=",),
+    ),
     Dialect("seed_oss", ("<seed:tool_call>",), replace(_FUNCTION_TAGS, closes=("</seed:tool_call>",))),
     Dialect(
         "llama3_json",
         ("{", "<|python_tag|>"),
         JsonObject(again=(";",), keys=("name", "parameters")),
-        only_first=True,
+        only_first=("{",),
+        keeps_space=True,
     ),
-    Dialect("pythonic", ("[",), PythonCalls(), only_first=True),
+    Dialect("pythonic", ("[",), PythonCalls(), only_first=("[",)),
     Dialect(
         "llama4_pythonic",
         ("<|python_start|>", "["),
         PythonCalls(closes=("<|python_end|>",)),
-        only_first=True,
+        only_first=("[",),
     ),
     Dialect("olmo3", ("<function_calls>",), PythonCalls(in_list=False, closes=("</function_calls>",))),
     Dialect("lfm2", ("<|tool_call_start|>",), PythonCalls(closes=("<|tool_call_end|>",))),
@@ -155,7 +175,12 @@ DIALECTS = (
             closes=("<｜tool▁calls▁end｜>",),
         ),
     ),
-    Dialect("deepseek_v32", ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"), _DSML_TAGS),
+    Dialect(
+        "deepseek_v32",
+        ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        _dsml_tags("｜DSML｜", ("function_calls", "tool_calls")),
+    ),
+    Dialect("deepseek_v41", ("<｜DSML｜ calls>",), _dsml_tags("｜DSML｜ ", ("calls",))),
     Dialect("glm45", ("<tool_call>",), _GLM_TAGS),
     Dialect(
         "kimi_k2",
@@ -168,6 +193,30 @@ DIALECTS = (
             closes=("<|tool_calls_section_end|>",),
             split=numbered,
             name_form=("functions.", ":"),
+        ),
+        keeps_space=True,
+    ),
+    Dialect(
+        "kimi_k3",
+        ("<|open|>tools<|sep|>",),
+        Tagged(
+            name_opens='<|open|>call tool="',
+            name_ends=('" index="',),
+            number_ends='"<|sep|>',
+            key_opens='<|open|>argument key="',
+            key_ends="",
+            says_type={f'" type="{each}"<|sep|>': each for each in _K3_TYPES},
+            value_ends="<|close|>argument<|sep|>",
+            ends=("<|close|>call<|sep|>",),
+            again=('<|open|>call tool="',),
+            closes=("<|close|>tools<|sep|>",),
+            escapes=True,
+        ),
+        hides=(
+            '<|open|>message role="assistant"<|sep|>',
+            "<|close|>message<|sep|>",
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
         ),
     ),
     Dialect("minimax_m2", ("<minimax:tool_call>",), _INVOKE_TAGS),
@@ -193,8 +242,9 @@ DIALECTS = (
             " to=functions.",
         ),
         Channels(header_ends="<|message|>", constrains=" <|constrain|>json", ends=("<|call|>", "<|end|>")),
+        only_first=(" to=functions.",),
     ),
-    Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",))),
+    Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",)), keeps_space=True),
     Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
     Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
     Dialect("granite-20b-fc", ("<function_call>",), JsonObject(again=("<function_call>",))),
@@ -247,7 +297,10 @@ ALIASES = {
 THINKING = (
     ThinkingMarkers("think", ("<think>",), ("</think>",)),
     ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),
-    ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",)),
+    ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",), always_closes=True),
+    ThinkingMarkers(
+        "kimi_k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>", "<|open|>response<|sep|>")
+    ),
     ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
     ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
     ThinkingMarkers("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),

@@ -60,6 +60,8 @@ class UnreadText:
         """The number of characters that have come."""
         self.ended = False
         """Whether nothing more will come."""
+        self.broke_off = False
+        """Whether the answer has ended where a parser needed more of it."""
         self._read: list[str] | None = None
 
     @property
@@ -83,6 +85,11 @@ class UnreadText:
         if self._read:
             self._read[-1] = self._read[-1].removesuffix(text)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what was read last can be put back."""
+        return self._read is not None
+
     def remember(self, read: str = "") -> None:
         """Keep what is read from now on, and what was `read` last, so that it can be put back."""
         self._read = [read]
@@ -93,6 +100,11 @@ class UnreadText:
     def put_back(self) -> None:
         """Put back what was read since `remember`."""
         self.text = "".join(self._read or ()) + self.text
+        self._read = None
+
+    def drop(self) -> None:
+        """Take all that has come, and what could be put back, and make nothing of it."""
+        self.text = ""
         self._read = None
 
     def pass_until(
@@ -111,17 +123,28 @@ class UnreadText:
             if passed := self.take(len(self.text) - keep):
                 emit(passed)
             if self.ended:
+                self.broke_off = True
                 return None
             yield
 
-    def read_until(self, literals: Literals, most: int) -> Parse[tuple[str, str] | None]:
-        """Take text up to a literal, and the literal; None if it does not come within `most` characters."""
+    def read_until(
+        self, literals: Literals, most: int, fits: Callable[[str], bool] | None = None
+    ) -> Parse[tuple[str, str] | None]:
+        """Take text up to a literal, and the literal; None if it does not come within `most` characters.
+
+        `fits` says whether a beginning of the text may be right, so that what is wrong is told early.
+        """
         while True:
             found = literals.first_in(self.text)
             if found and found.start() <= most:
                 before = self.take(found.start())
                 return before, self.take(len(found.group()))
-            if found or self.ended or len(self.text) > most + literals.longest:
+            if found or len(self.text) > most + literals.longest:
+                return None
+            if fits and not fits(self.text[: len(self.text) - literals.undecided(self.text)]):
+                return None
+            if self.ended:
+                self.broke_off = True
                 return None
             yield
 
@@ -136,16 +159,33 @@ class UnreadText:
                     return literal
                 if undecided := literal.startswith(self.text[start:]):
                     break  # an earlier literal wins if it comes
-            if self.ended or not undecided or start > MOST_SPACE:
+            if not undecided or start > MOST_SPACE:
                 return None
+            if self.ended:
+                self.broke_off = True
+                return None
+            yield
+
+    def is_next(self, *literals: str) -> Parse[bool]:
+        """Whether one of these literals is next behind space, or the answer ends before another can be."""
+        while True:
+            rest = self.text.lstrip(SPACE)
+            if rest.startswith(literals):
+                return True
+            may_come = any(literal.startswith(rest) for literal in literals)
+            if self.ended or not may_come or len(self.text) > MOST_SPACE + len(rest):
+                return may_come
             yield
 
     def peek(self, skip: str = SPACE) -> Parse[str]:
         """Take characters of `skip`, and return the next one, which is not taken; empty at the end."""
         while True:
             self.take(len(self.text) - len(self.text.lstrip(skip)))
-            if self.text or self.ended:
+            if self.text:
                 return self.text[:1]
+            if self.ended:
+                self.broke_off = True
+                return ""
             yield
 
 
@@ -185,19 +225,23 @@ class JsonSpan:
 _STRING_ENDS = Literals(['"'])
 
 
-def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[bool]:
-    """Pass one JSON object or array on, piece by piece; False if none comes, or it does not end."""
+def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[str]:
+    """Pass one JSON object or array on, piece by piece, but for the bracket that ends it, which is returned.
+
+    Returns "" if none comes, or it does not end.
+    """
     if (yield from unread.peek()) not in ("{", "["):
-        return False
+        return ""
     span = JsonSpan()
     while True:
         end = span.end_in(unread.text)
-        if piece := unread.take(len(unread.text) if end is None else end):
+        if piece := unread.take(len(unread.text) if end is None else end - 1):
             emit(piece)
         if end is not None:
-            return True
+            return unread.take(1)
         if unread.ended:
-            return False
+            unread.broke_off = True
+            return ""
         yield
 
 
@@ -264,39 +308,53 @@ class TextSegment:
     """A run of text or of reasoning: space at its ends belongs to the markup around it, not to it."""
 
     def __init__(
-        self, kind: type[Text] | type[Reasoning], parts: list[AnswerPart], written: dict[int, str]
+        self,
+        kind: type[Text] | type[Reasoning],
+        parts: list[AnswerPart],
+        written: dict[int, str],
+        *,
+        keeps_space: bool = False,
     ) -> None:
-        """`parts` gets what is passed; `written` is the text of each mark that stands for a special token."""
+        """`parts` gets what is passed; `written` is the text of each mark that stands for a special token.
+
+        `keeps_space`: only space with a newline in it, or beside nothing else, belongs to the markup.
+        """
         self._kind = kind
+        self._keeps_space = keeps_space
         self._parts = parts
         self._written = written
         self._space = ""
-        self._skips_space = False
+        self._most_space = MOST_SPACE
+        self._follows_markup = False
         self.is_empty = True
 
     def push(self, text: str) -> None:
-        if self._skips_space:
-            text = text.lstrip()
-            if not text:
-                return
-            self._skips_space = False
         bare = text.rstrip()
         if bare:
+            passed = self._space + bare
+            if self._follows_markup:
+                inner = passed.lstrip()
+                if self.is_empty or not self._keeps_space or "\n" in passed[: -len(inner)]:
+                    passed = inner
+                self._follows_markup = False
             self.is_empty = False
-            self._parts.append(self._kind((self._space + bare).translate(self._written)))
-            self._space = text[len(bare) :]
+            self._parts.append(self._kind(passed.translate(self._written)))
+            self._space, self._most_space = text[len(bare) :], MOST_SPACE
         else:
             self._space += text
-            if len(self._space) > MOST_SPACE:
-                self.end()
+        if len(self._space) > self._most_space and not self._follows_markup:
+            self.end()
+            self._most_space = 0  # the rest of this space is text too
 
     def skip_space(self) -> None:
-        """Let what comes next begin behind its space, and drop the space that came last."""
+        """Note that there is markup here, to which space at both sides may belong."""
+        if self._keeps_space and not self.is_empty and "\n" not in self._space:
+            self.end()
         self._space = ""
-        self._skips_space = True
+        self._follows_markup = True
 
     def end(self) -> None:
         """Pass the space on that came last, because no markup follows it."""
-        if self._space:
+        if self._space and not self._follows_markup:
             self._parts.append(self._kind(self._space))
-            self._space = ""
+        self._space = ""

@@ -21,6 +21,8 @@ from server.output_parsing.unread_text import (
 
 MAX_NAME = 256
 """The most characters of a name with what surrounds it: more is text."""
+NAMESPACE = "functions."
+"""What some families write before the name of every function."""
 ANY_SPACE = "SPACE?"
 """Some space between tokens of markup, or none."""
 ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
@@ -114,12 +116,25 @@ class ParsedCalls:
         """The number of calls that have begun."""
         self.schema: Schema = {}
         """The schema of the arguments of the call that began last."""
+        self.holds = True
+        """Whether a call passes when it has ended, so that one that breaks off never passes."""
+        self.in_list = False
+        """Whether calls stand in a list, none of which passes before the list has ended."""
+        self.is_open = False
+        """Whether the call that began last has not ended."""
+        self.repairs: list[str] = []
+        """What was wrong with calls that were read nonetheless, one entry each."""
         self._parts = parts
+        self._held: list[AnswerPart] = []
+        self._passed = 0
+        """The number of calls that have passed or may do so."""
         self._tools = tools
         self._written = written
         self._on_begin = on_begin
         self._between = ""
         """What stands between the last key's value and the next key, if there was one."""
+        self._wrong = ""
+        """What is wrong with the call that is being read, though it can be told what it says."""
 
     def begin(self, name: str, id: str = "") -> bool:
         """Begin a call; False if no tool has this name, so that this is no call."""
@@ -127,16 +142,36 @@ class ParsedCalls:
             return False
         self.unread.forget()
         self._on_begin()
-        self._parts.append(CallBegun(self.count, name, id))
+        self._pass(CallBegun(self.count, name, id))
         self.schema = self._tools[name]
         self.count += 1
+        self.is_open = True
         self._between = ""
         return True
 
+    def may_begin(self, header: str) -> bool:
+        """Whether the name of a tool may stand in a header that begins so."""
+        begun = self.as_written(header).lstrip(SPACE).removeprefix(NAMESPACE)
+        return NAMESPACE.startswith(begun) or any(
+            name.startswith(begun) or begun.startswith(name) for name in self._tools
+        )
+
     def read_name(self, *ends: str) -> Parse[str]:
         """Begin the call of the tool whose name ends here; returns the end, or "" if this is no call."""
-        found = yield from self.unread.read_until(Literals(ends), MAX_NAME)
+        found = yield from self.unread.read_until(Literals(ends), MAX_NAME, self.may_begin)
         return found[1] if found is not None and self.begin(found[0].strip(SPACE)) else ""
+
+    def read_all(
+        self, one: Callable[[ParsedCalls], Parse[bool]], again: Sequence[str], closes: Sequence[str] = ()
+    ) -> Parse[None]:
+        """Read calls as `one` does, with what stands before others and what ends them all."""
+        while (yield from one(self)):
+            self.unread.remember()
+            if not (yield from self.unread.expect(*again)):
+                if not self.unread.broke_off:
+                    self.unread.forget()
+                    yield from self.unread.expect(*closes)
+                return
 
     def read_string(self, end: str, emit: Callable[[str], None] | None = None) -> Parse[bool]:
         """Pass a string on up to the literal that ends it; False if the answer ends in it."""
@@ -152,7 +187,7 @@ class ParsedCalls:
     def add_arguments(self, text: str) -> None:
         """Pass on more of the arguments, which are JSON."""
         if text:
-            self._parts.append(Arguments(self.count - 1, self.as_written(text)))
+            self._pass(Arguments(self.count - 1, self.as_written(text)))
 
     def add_string(self, text: str) -> None:
         """Pass on more of a string, which the format writes without JSON's escapes."""
@@ -170,11 +205,44 @@ class ParsedCalls:
     def end(self, closing: str = "") -> None:
         """End the call, whose arguments end with this."""
         self.add_arguments(closing)
-        self._parts.append(CallEnded(self.count - 1))
+        self._pass(CallEnded(self.count - 1))
+        self.is_open = False
+        if self._wrong:
+            self.repairs.append(self._wrong)
+            self._wrong = ""
+        if not self.in_list:
+            self.release()
+
+    def release(self) -> None:
+        """Pass the calls on that were held and have ended."""
+        self._parts += self._held
+        self._held.clear()
+        self._passed = self.count
+        self.in_list = False
+
+    def repair(self, wrong: str) -> None:
+        """Note what is wrong with the call that is being read, in a few words."""
+        self._wrong = wrong
+
+    def abandon(self) -> None:
+        """Drop what was held of calls that have not ended, and forget what was wrong with them."""
+        if self.holds:
+            self.count = self._passed
+        self._held.clear()
+        self.is_open = self.in_list = False
+        self._wrong = ""
+
+    def _pass(self, part: AnswerPart) -> None:
+        (self._held if self.holds else self._parts).append(part)
 
 
 class CallFormat(Protocol):
     """A way to write calls."""
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """What ends calls and sections of them, which is no text behind a call."""
+        ...
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
         """Read all calls behind this opener. If there is none, return before any has begun."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from server.output_parsing.formats.call_format import (
     ANY_SPACE,
     MAX_NAME,
+    NAMESPACE,
     CallFormat,
     CallGrammar,
     ParsedCalls,
@@ -40,6 +41,10 @@ class JsonObject:
     """The keys of the name and of the arguments, as the family writes them."""
     numbered_by: str = ""
     """The key of a number that it writes before the name, if it does."""
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.closes
 
     def holds_several(self, opener: str) -> bool:
         return self.array or (bool(self.again) and opener not in self.again)
@@ -73,12 +78,13 @@ class JsonObject:
             unread.give_back(opener[-1])
         in_array = self.array and bool((yield from unread.expect("[")))
         again, end = ((",",), ("]",)) if in_array else (self.again, ())
-        while (yield from _Object(calls, name_is_key=self.name_is_key).read()):
-            unread.remember()
-            if (yield from unread.expect(*again, *end)) not in again:
-                break
-        if calls.count:
+        begun = calls.count
+        yield from calls.read_all(self._read_one, again, end or self.closes)
+        if end and calls.count > begun and not calls.is_open and not unread.remembers:
             yield from unread.expect(*self.closes)
+
+    def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
+        return (yield from _Object(calls, name_is_key=self.name_is_key).read())
 
 
 _SCALAR = "0123456789.+-eEtrufalsn"
@@ -95,6 +101,8 @@ class _Object:
         self._name: str | None = None
         self._id = ""
         self._held: list[str] | None = None
+        self._last = ""
+        """The last character of the arguments, which passes when the call is complete."""
         self._begun = self._argued = False
 
     def read(self) -> Parse[bool]:
@@ -138,14 +146,15 @@ class _Object:
             emit = self._calls.add_arguments
         self._argued = True
         if (yield from self._unread.peek()) != '"':
-            return (yield from pass_json(self._unread, emit))
-        text = yield from read_string(self._unread)  # JSON within JSON
-        emit(text or "")
-        return text is not None
+            self._last = yield from pass_json(self._unread, emit)
+        elif text := (yield from read_string(self._unread)):  # JSON within JSON
+            emit(text[:-1])
+            self._last = text[-1]
+        return bool(self._last)
 
     def _skip_value(self) -> Parse[bool]:
         if (yield from self._unread.peek()) in ("{", "["):
-            return (yield from pass_json(self._unread, lambda _: None))
+            return bool((yield from pass_json(self._unread, lambda _: None)))
         yield from self._unread.peek(skip=_SCALAR)
         return True
 
@@ -158,13 +167,11 @@ class _Object:
             return False
         for piece in self._held or ():
             self._calls.add_arguments(piece)
-        if not self._argued:
-            self._calls.add_arguments("{}")
-        self._calls.end()
+        self._calls.end(self._last if self._argued else "{}")
         return True
 
 
-_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
 """The recipient in the header of a message of gpt-oss, where special tokens are written out."""
 
 
@@ -175,7 +182,7 @@ def plain(name: str) -> tuple[str, str]:
 
 def numbered(header: str) -> tuple[str, str]:
     """The same where it writes `functions.f:0`, which is the id too."""
-    return header.removeprefix("functions.").rpartition(":")[0], header
+    return header.removeprefix(NAMESPACE).rpartition(":")[0], header
 
 
 def with_call_id(header: str) -> tuple[str, str]:
@@ -200,6 +207,10 @@ class NamedJson:
     name_form: tuple[str, str] = ("", "")
     """What is written before the name, and what between it and a number, if there is one."""
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return *self.ends, *self.closes
+
     def holds_several(self, opener: str) -> bool:
         return bool(self.again) and opener not in self.again
 
@@ -221,21 +232,24 @@ class NamedJson:
         )
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
-        unread = calls.unread
-        if self.begins and not (yield from unread.expect(self.begins)):
+        if not self.begins:
+            yield from calls.read_all(self._read_one, self.again, self.closes)
             return
-        while (yield from self._read_one(calls)):
-            yield from unread.expect(*self.ends)
-            unread.remember()
-            if not (yield from unread.expect(*self.again)):
-                break
-        if calls.count:
-            yield from unread.expect(*self.closes)
+        found = yield from calls.unread.read_until(Literals((self.begins, *self.closes)), MAX_NAME)
+        if found is None:
+            return
+        if found[1] != self.begins:
+            calls.unread.forget()  # a section without calls
+            return
+        if found[0].strip():
+            calls.repair("text between the markers of calls")
+        yield from calls.read_all(self._read_one, self.again, self.closes)
 
     def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
         """Read a call; False if there is none, or the answer ends in it."""
         unread = calls.unread
-        found = yield from unread.read_until(Literals((*self.name_ends, "{")), MAX_NAME)
+        ends = Literals((*self.name_ends, "{"))
+        found = yield from unread.read_until(ends, MAX_NAME, calls.may_begin)
         if found is None:
             return False
         header, end = found
@@ -245,9 +259,10 @@ class NamedJson:
             return False
         if not calls.begin(*self.split(calls.as_written(header).strip())):
             return False
-        if not (yield from pass_json(unread, calls.add_arguments)):
+        if not (last := (yield from pass_json(unread, calls.add_arguments))):
             return False
-        calls.end()
+        calls.end(last)
+        yield from unread.expect(*self.ends)
         return True
 
 
@@ -265,11 +280,15 @@ class Channels:
     ends: tuple[str, ...]
     """What ends the message."""
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.ends
+
     def holds_several(self, opener: str) -> bool:
         return False
 
     def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
-        recipient = "functions." if opener.endswith("to=") else ""
+        recipient = NAMESPACE if opener.endswith("to=") else ""
         calls = (
             lark.sequence(
                 lark.literal(recipient + tool.name + self.constrains + self.header_ends),
@@ -282,13 +301,16 @@ class Channels:
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
         unread = calls.unread
         found = yield from unread.read_until(Literals((self.header_ends,)), MAX_NAME)
-        if found is None:
+        recipient = _RECIPIENT.search(calls.as_written(opener + found[0])) if found else None
+        if recipient is None:
             return
-        recipient = _RECIPIENT.search(calls.as_written(opener + found[0]))
-        if recipient is None or not calls.begin(recipient.group(1)):
-            return
-        if (yield from pass_json(unread, calls.add_arguments)):
-            calls.end()
+        if not recipient[1].startswith(NAMESPACE):  # a tool of the model's own, which nobody offers
+            unread.forget()
+            yield from unread.pass_until(Literals(self.ends), lambda _: None)
+        elif calls.begin(recipient[1].removeprefix(NAMESPACE)) and (
+            last := (yield from pass_json(unread, calls.add_arguments))
+        ):
+            calls.end(last)
             yield from unread.expect(*self.ends)
 
 
@@ -306,6 +328,10 @@ class EitherFormat:
     def _written(self) -> CallFormat:
         """The way in which a model writes whose tokens are known: the one that needs the most of them."""
         return self.other if self.other_by and is_mark(self.other_by) else self.format
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return *self.format.closers, *self.other.closers
 
     def holds_several(self, opener: str) -> bool:
         return self._written().holds_several(opener)

@@ -38,6 +38,10 @@ class BareKeys:
     closes: tuple[str, ...]
     """What ends a call."""
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.closes
+
     def holds_several(self, opener: str) -> bool:
         return False
 
@@ -150,6 +154,10 @@ class Elements:
     closes: str
     """What ends the section."""
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.ends, self.closes
+
     def holds_several(self, opener: str) -> bool:
         return True
 
@@ -190,18 +198,12 @@ class Elements:
         return lark.sequence(lark.raw(self.mark), lark.literal(f"</{name}>"))
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
-        unread = calls.unread
-        while (yield from self._read_one(calls)):
-            unread.remember()
-            if (yield from unread.expect(self.name_opens, self.closes)) != self.name_opens:
-                break
-            unread.give_back(self.name_opens)
+        if (yield from calls.unread.expect(self.name_opens)):
+            yield from calls.read_all(self._read_one, (self.name_opens,), (self.closes,))
 
     def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
         unread = calls.unread
-        if not (yield from unread.expect(self.name_opens)) or not (
-            yield from calls.read_name(self.name_ends)
-        ):
+        if not (yield from calls.read_name(self.name_ends)):
             return False
         calls.add_arguments("{")
         while (taken := (yield from unread.expect(self.ends, self.mark + "<"))) == self.mark + "<":

@@ -28,6 +28,10 @@ class PythonCalls:
     in_list: bool = True
     """Whether the calls stand in a list; otherwise each begins behind space."""
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.closes
+
     def holds_several(self, opener: str) -> bool:
         return True
 
@@ -44,14 +48,17 @@ class PythonCalls:
         unread = calls.unread
         if self.in_list and not opener.endswith("[") and not (yield from unread.expect("[")):
             return
-        while (yield from _read_call(calls)):
-            unread.remember()
-            if self.in_list:
-                if (yield from unread.expect(",", "]")) != ",":
-                    break
-            elif (yield from unread.peek()) in ("", "<"):
-                break
-        if calls.count:
+        begun = calls.count
+        if self.in_list:
+            calls.in_list = True
+            yield from calls.read_all(_read_call, (",",), ("]",))
+            if calls.count == begun or calls.is_open or unread.broke_off:
+                return
+            calls.release()
+        else:
+            while (yield from _read_call(calls)) and (yield from unread.peek()) not in ("", "<"):
+                unread.remember()
+        if not unread.remembers:
             yield from unread.expect(*self.closes)
 
 

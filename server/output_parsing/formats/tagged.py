@@ -5,8 +5,10 @@ Strings stand there as they are, other values as JSON; only the tool's schema te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from server.output_parsing.formats.arguments import (
     Member,
@@ -28,9 +30,7 @@ from server.output_parsing.formats.call_format import (
     ParsedCalls,
     ToolForm,
 )
-from server.output_parsing.unread_text import MAX_VALUE, SPACE, JsonSpan, Literals, Parse, UnreadText
-
-_WRITTEN_AS_JSON = frozenset({"array", "object"})
+from server.output_parsing.unread_text import SPACE, Literals, Parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,18 @@ class Tagged:
     """What begins another call within the section."""
     closes: tuple[str, ...] = ()
     """What ends the section."""
-    says_string: Mapping[str, bool] | None = None
-    """Ends of keys that say whether the value is a string, in place of `key_ends`."""
+    says_type: Mapping[str, str] | None = None
+    """Ends of keys that say the type of the value, in place of `key_ends`; "" is any but a string."""
+    empty_ends: tuple[str, ...] = ()
+    """What ends the name of a call without arguments, and the call."""
+    number_ends: str = ""
+    """What stands behind a number of the call, which stands behind the name."""
+    escapes: bool = False
+    """Whether names of arguments are written as those of XML, with `&amp;` and `&quot;`."""
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return *self.ends, *self.closes
 
     def holds_several(self, opener: str) -> bool:
         return bool(self.again)
@@ -71,17 +81,20 @@ class Tagged:
         name = self.name_opens + tool.name + ("" if name_ends_itself else self.name_ends[0])
         members = members_of(lark, tool, tool.schema)
         if members is None:
-            key_end = lark.literal(self._key_end(is_string=True))
+            key_end = self._write_key_end(lark, frozenset({"string"}))
             key = lark.sequence(lark.literal(self.key_opens), f"/{ANY_NAME}/", key_end)
             value = self._write_value_opens(lark), lark.raw(self.value_ends)
             arguments = f"({lark.sequence(ANY_SPACE, key, *value)})*"
         else:
             arguments = in_order(lark, (self._write_argument(lark, tool, each) for each in members), "")
-        return lark.sequence(lark.literal(name), arguments, ANY_SPACE, lark.literal(self.ends[0]))
+        number = ("/[0-9]{1,3}/", lark.literal(self.number_ends)) if self.number_ends else ()
+        return lark.sequence(lark.literal(name), *number, arguments, ANY_SPACE, lark.literal(self.ends[0]))
 
     def _write_argument(self, lark: CallGrammar, tool: ToolForm, member: Member) -> tuple[str, bool]:
         as_string = is_string(tool, member.schema)
-        key = lark.literal(self.key_opens + member.name + self._key_end(is_string=as_string))
+        name = html.escape(member.name) if self.escapes else member.name
+        key_end = self._write_key_end(lark, types_in(member.schema, tool.schema))
+        key = lark.sequence(lark.literal(self.key_opens + name), key_end)
         begin = self._write_value_opens(lark)
         newline = '"\\n"' if self.trims else ""
         if as_string:
@@ -95,88 +108,140 @@ class Tagged:
     def _write_value_opens(self, lark: CallGrammar) -> str:
         return lark.behind_space((self.value_opens,)) if self.value_opens else ""
 
-    def _key_end(self, *, is_string: bool) -> str:
-        if self.says_string is None:
-            return self.key_ends
-        return next(end for end, says in self.says_string.items() if says == is_string)
+    def _write_key_end(self, lark: CallGrammar, types: frozenset[str]) -> str:
+        """What ends the key of a value of these types."""
+        if self.says_type is None:
+            return lark.literal(self.key_ends)
+        if types == {"string"}:
+            right = [end for end, says in self.says_type.items() if says == "string"]
+        else:
+            right = [end for end, says in self.says_type.items() if says != "string"]
+            named = {"number" if each == "integer" else each for each in types}
+            right = [end for end in right if self.says_type[end] in named] or right
+        return lark.one_of(map(lark.literal, right))
+
+    def key_heads(self, key: str) -> list[str]:
+        """How an argument may begin, behind `key_opens`."""
+        ends = [self.key_ends] if self.says_type is None else list(self.says_type)
+        return [key + end + ("\n" if self.trims else "") for end in ends]
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
-        unread = calls.unread
-        while (yield from self._read_one(calls)):
-            unread.remember()
-            if not (yield from unread.expect(*self.again)):
-                break
-            if self.again[0] == self.name_opens:
-                unread.give_back(self.name_opens)
-        if calls.count:
-            yield from unread.expect(*self.closes)
+        if opener == self.name_opens:
+            calls.repair(f"{opener} without its opener")
+        elif self.name_opens and not (yield from calls.unread.expect(self.name_opens)):
+            return
+        yield from calls.read_all(partial(self._read_one, opener), self.again, self.closes)
 
-    def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
+    def _read_one(self, opener: str, calls: ParsedCalls) -> Parse[bool]:
+        """Read a call behind what opens its name; False if there is none, or the answer ends in it."""
         unread = calls.unread
-        if self.name_opens and not (yield from unread.expect(self.name_opens)):
+        line_ends = ("\n",) if self.trims else ()  # in place of a `>` that the model forgets
+        end = yield from calls.read_name(*self.name_ends, *self.empty_ends, *line_ends)
+        if not end:
             return False
-        if not (end := (yield from calls.read_name(*self.name_ends))):
+        if end in self.empty_ends:
+            calls.end("{}")
+            return True
+        if self.number_ends and not (yield from unread.read_until(Literals((self.number_ends,)), MAX_NAME)):
             return False
         if end == self.key_opens or end in self.ends:
             unread.give_back(end)
+        elif end not in self.name_ends:
+            calls.repair(f"{self.name_ends[0]} is missing behind the name")
         calls.add_arguments("{")
         while (taken := (yield from unread.expect(self.key_opens, *self.ends))) == self.key_opens:
-            if not (yield from self._read_argument(calls)):
+            if not (yield from self._read_argument(calls, opener)):
                 return False
         if taken is None:  # pass over what should not be there, to the end of the call
-            end = yield from unread.pass_until(Literals(self.ends), lambda _: None)
-            if end is None:
+            taken = yield from unread.pass_until(Literals((*self.ends, *self.closes)), lambda _: None)
+            if taken is None:
                 return False
+            if taken in self.closes:
+                unread.give_back(taken)
+            calls.repair(f"{self.ends[0]} is missing")
         calls.end("}")
         return True
 
-    def _read_argument(self, calls: ParsedCalls) -> Parse[bool]:
+    def _read_argument(self, calls: ParsedCalls, opener: str) -> Parse[bool]:
         """Read one argument; False if the answer ends in it."""
-        unread = calls.unread
-        key_ends = (self.key_ends,) if self.says_string is None else tuple(self.says_string)
-        found = yield from unread.read_until(Literals(key_ends), MAX_NAME)
+        unread, key_ends = calls.unread, [self.key_ends] if self.says_type is None else list(self.says_type)
+        found = yield from unread.read_until(Literals([*key_ends, *("\n" * self.trims)]), MAX_NAME)
         if found is None or (self.value_opens and not (yield from unread.expect(self.value_opens))):
             return False
-        key = found[0].strip(SPACE)
+        if found[1] not in key_ends:
+            calls.repair(f"{self.key_ends} is missing behind a key")
+        key = html.unescape(found[0]) if self.escapes else found[0].strip(SPACE)
         calls.add_key(key)
         described = child_of(calls.schema, key, calls.schema)
+        value = _Value(self, calls, opener)
         types = types_in(described, calls.schema)
-        if types == {"string"} if self.says_string is None else self.says_string[found[1]]:
-            value = _Trimmed(calls, trims=self.trims)
-            return (yield from calls.read_string(self.value_ends, value.push))
-        text = yield from self._take_value(unread, is_json=bool(types) and types <= _WRITTEN_AS_JSON)
-        if text is None:
-            return False
-        if self.trims:
-            text = text.removeprefix("\n").removesuffix("\n")
-        calls.add_value(typed_value(described, calls.schema, text))
-        return True
-
-    def _take_value(self, unread: UnreadText, *, is_json: bool) -> Parse[str | None]:
-        """Take a value and its end; None if the answer ends in it. An end in a string of JSON is none."""
-        ends, span, text = Literals((self.value_ends,)), JsonSpan(), ""
-        while found := (yield from unread.read_until(ends, MAX_VALUE)):
-            text += found[0]
-            if not is_json or span.end_in(found[0]) or not span.in_string or len(text) > MAX_VALUE:
-                return text
-            span.end_in(self.value_ends)
-            text += self.value_ends
-        return None
+        if types == {"string"} if self.says_type is None else self.says_type[found[1]] == "string":
+            calls.add_arguments('"')
+            is_whole = yield from value.read(calls.add_string)
+            calls.add_arguments('"' if is_whole else "")
+            return is_whole
+        pieces: list[str] = []
+        is_whole = yield from value.read(pieces.append)
+        if is_whole:
+            calls.add_value(typed_value(described, calls.schema, calls.as_written("".join(pieces))))
+        return is_whole
 
 
-class _Trimmed:
-    """A string that passes without the newlines of the markup at its ends."""
+class _Value:
+    """A value that is read up to what ends it. An end which neither a tag nor the end of the call follows is
+    a part of it."""
 
-    def __init__(self, calls: ParsedCalls, *, trims: bool) -> None:
-        self._calls = calls
-        self._trims = trims
+    def __init__(self, form: Tagged, calls: ParsedCalls, opener: str) -> None:
+        self._form, self._calls = form, calls
+        self._behind_call = form.closes or (opener,)
+        line = "\n" if form.trims else ""
+        self._next_keys, self._call_ends = line + form.key_opens, tuple(line + end for end in form.ends)
+        self._ends = Literals((form.value_ends, self._next_keys, *self._call_ends))
         self._first = True
         self._held = ""
+        """A newline, which is markup if the value ends behind it."""
 
-    def push(self, text: str) -> None:
-        if self._trims and self._first:
-            text = text.removeprefix("\n")
-        self._first = False
-        text = self._held + text
-        self._held = "\n" if self._trims and text.endswith("\n") else ""
-        self._calls.add_string(text.removesuffix("\n") if self._held else text)
+    def read(self, emit: Callable[[str], None]) -> Parse[bool]:
+        """Pass the value on without newlines of the markup; False if the answer ends in it."""
+        unread = self._calls.unread
+
+        def push(text: str) -> None:
+            self._push(text, emit)
+
+        while end := (yield from unread.pass_until(self._ends, push, in_markup=True)):
+            if (yield from self._ends_here(end)):
+                return True
+            push(end)
+        return False
+
+    def _push(self, text: str, emit: Callable[[str], None]) -> None:
+        if self._form.trims:
+            if self._first:
+                text = text.removeprefix("\n")
+                self._first = False
+            text = self._held + text
+            self._held = "\n" if text.endswith("\n") else ""
+            text = text.removesuffix("\n")
+        if text:
+            emit(text)
+
+    def _ends_here(self, end: str) -> Parse[bool]:
+        """Whether this literal ends the value. One that stands in place of the right one is put back."""
+        form, unread = self._form, self._calls.unread
+        if end == form.value_ends:
+            return (yield from unread.is_next(form.key_opens, *form.ends, *form.closes, *form.again))
+        if end == self._next_keys:
+            is_end = yield from self._key_is_next()
+        else:
+            is_end = yield from unread.is_next(*self._behind_call)
+        if is_end:
+            unread.give_back(end.lstrip("\n"))
+            self._calls.repair(f"{form.value_ends} is missing")
+        return is_end
+
+    def _key_is_next(self) -> Parse[bool]:
+        """Whether the key of another argument of the tool is next, and what ends it."""
+        schema, unread = self._calls.schema, self._calls.unread
+        properties = schema.get("properties")
+        heads = [head for key in properties or () for head in self._form.key_heads(key)]
+        return bool(heads) and (yield from unread.is_next(*heads))

@@ -69,11 +69,8 @@ def test_text_around_calls_is_told_without_the_space_between() -> None:
     "text",
     [
         "write <tool_call> to call",
-        '<tool_call>{"name": "stop"',
-        '<tool_call>{"nam',
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>[{"name": "stop", "arguments": {}}]</tool_call>',
-        "<tool_call>" * 3,
         "<tool_call>" + " " * 5000 + '{"name": "stop"}',
     ],
 )
@@ -88,7 +85,7 @@ def test_calls_are_text_where_no_tools_were_given() -> None:
 
 
 def test_arguments_pass_while_they_are_written() -> None:
-    reader = AnswerReader(HERMES, None, tools=TOOLS)
+    reader = AnswerReader(HERMES, None, tools=TOOLS, holds_calls=False)
     reader.push('<tool_call>{"name": "get_weather", "arguments": {"city": "P')
     found = Answer(calls=[("get_weather", "")])
     found.add(reader.push("aris"))
@@ -159,7 +156,8 @@ def test_elements_become_values_of_the_schemas_types() -> None:
 def test_elements_may_not_be_nested_for_ever() -> None:
     m = "]<]minimax[>["
     written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
-    assert len(read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written).calls) == 1
+    found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written)
+    assert (found.text, found.calls) == ("", [])
 
 
 # The free text of a custom tool.

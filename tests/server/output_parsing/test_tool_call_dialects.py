@@ -33,6 +33,11 @@ DSML = (
     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
     f'<｜DSML｜parameter name="flags" string="false">{FLAGS}</｜DSML｜parameter>\n</｜DSML｜invoke>'
 )
+DSML_41 = DSML.replace("｜DSML｜", "｜DSML｜ ")
+K3 = "".join(
+    f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+    for key, kind, value in (("city", "string", CITY), ("days", "number", "3"), ("flags", "object", FLAGS))
+)
 GLM = "".join(
     f"<arg_key>{k}</arg_key>\n<arg_value>{CALL[k] if k == 'city' else json.dumps(CALL[k])}</arg_value>\n"
     for k in CALL
@@ -74,11 +79,16 @@ WRITTEN = {
     "deepseek_v32": (
         f'<｜DSML｜function_calls>\n{DSML}\n<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
     ),
+    "deepseek_v41": f'<｜DSML｜ calls>\n{DSML_41}\n<｜DSML｜ invoke name="stop"/>\n</｜DSML｜ calls>',
     "glm45": f"<tool_call>get_weather\n{GLM}</tool_call>\n<tool_call>stop</tool_call>",
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
         f"{AS_JSON}<|tool_call_end|><|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>{{}}"
         "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "kimi_k3": (
+        f'<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>{K3}<|close|>call<|sep|>'
+        '<|open|>call tool="stop" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
     ),
     "minimax_m2": f'<minimax:tool_call>\n{INVOKE}\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
     "minimax_m3": (
@@ -113,13 +123,13 @@ WRITTEN = {
 }
 
 
-def reader_of(name: str, *, is_thinking: bool = False) -> AnswerReader:
-    return AnswerReader(DIALECTS_BY_NAME[name], THINKING[0], tools=TOOLS, is_thinking=is_thinking)
+def reader_of(name: str, *, holds_calls: bool = True) -> AnswerReader:
+    return AnswerReader(DIALECTS_BY_NAME[name], THINKING[0], tools=TOOLS, holds_calls=holds_calls)
 
 
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
 def test_calls_are_read_back_however_they_are_cut(name: str) -> None:
-    before = "" if DIALECTS_BY_NAME[name].only_first else "I look.\n\n"
+    before = "" if WRITTEN[name].startswith(DIALECTS_BY_NAME[name].only_first or "none") else "I look.\n\n"
     written = "<think>\nWhere?\n</think>\n\n" + before + WRITTEN[name]
     for seed in range(25):
         answer = read(reader_of(name), written, random.Random(seed) if seed else None)
@@ -139,15 +149,20 @@ def test_a_name_that_no_tool_has_stays_text(name: str) -> None:
 
 @pytest.mark.turns(2)
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
-def test_what_breaks_off_stays_what_was_sent(name: str) -> None:
-    whole = WRITTEN[name]
-    complete = read(reader_of(name), whole)
+def test_what_breaks_off_is_no_call_and_what_has_passed_of_it_is_never_whole(name: str) -> None:
+    dialect, whole = DIALECTS_BY_NAME[name], WRITTEN[name]
+    complete = read(reader_of(name), whole).calls
     for end in range(len(whole)):
-        answer = read(reader_of(name), whole[:end], random.Random(end))
-        for (call, arguments), (expected, full) in zip(answer.calls, complete.calls, strict=False):
-            assert call == expected and full.startswith(arguments)
-        if not answer.calls:
-            assert answer.text == whole[:end]
+        held = read(reader_of(name), whole[:end], random.Random(end))
+        assert held.calls == complete[: len(held.calls)] and held.ended == len(held.calls)
+        if held.calls or not whole.startswith(dialect.only_first or "none"):
+            opener = max((each for each in dialect.opens if whole.startswith(each)), key=len)
+            assert held.text == (whole[:end] if end < len(opener) else "")
+        streamed = read(reader_of(name, holds_calls=False), whole[:end], random.Random(end))
+        begun = streamed.calls[streamed.ended :]
+        assert streamed.calls[: streamed.ended] == complete[: streamed.ended]
+        for (call, arguments), (expected, full) in zip(begun, complete[streamed.ended :], strict=False):
+            assert call == expected and full.startswith(arguments) and arguments != full
 
 
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
@@ -155,7 +170,7 @@ def test_where_markers_are_special_tokens_text_that_looks_like_them_is_text(name
     dialect = DIALECTS_BY_NAME[name]
     tokens = [opener for opener in dialect.opens if len(opener) > 1]
     marks = {token: chr(FIRST_MARK + number) for number, token in enumerate(tokens)}
-    if not marks or dialect.only_first:
+    if not marks or dialect.opens[0] in dialect.only_first:
         return
     written = {mark: token for token, mark in marks.items()}
     for text, called in ((WRITTEN[name], False), (_marked(WRITTEN[name], marks), True)):
