@@ -157,6 +157,10 @@ class Metrics:
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self.replicas: Callable[[], Sequence[Replica]] = tuple
         """A function that returns what is known of each engine."""
+        repaired = self._family(
+            "facet:tool_calls_repaired", "Calls that were mended.", "model_name", "dialect"
+        )
+        self.repaired_calls = cache(lambda dialect: repaired.labels(model_name, dialect))
         self._count_sources()
         self._count_http()
         self._of_keys, self._of_adapters = self._by("key", OF_KEYS), self._by("adapter", OF_ADAPTERS)

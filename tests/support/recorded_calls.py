@@ -1,13 +1,14 @@
-"""Recorded outputs of nine families of models, from the package canitoolcall, read by our readers."""
+"""Recorded outputs of nine families of models, of the package canitoolcall, and how our readers read them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import accumulate, pairwise
 
-from canitoolcall.checks import case_status, run_checks
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
-from canitoolcall.results import CheckResult, Observation, ParsedToolCall, ParseResult, Status
+from canitoolcall.results import ParsedToolCall, ParseResult
 
 from server.output_parsing.answer_format import AnswerFormat, format_with
 from server.output_parsing.answer_reader import AnswerReader
@@ -39,77 +40,64 @@ PARSERS = (
     ("mistralai/Ministral-3-14B-Reasoning", "mistral", "mistral"),
     ("mistralai/", "mistral", "none"),
 )
-"""The beginning of a model's name, and its parsers of calls and of reasoning."""
+"""The beginnings of models' names, and the parsers of their calls and of their reasoning."""
 
 FIXTURES = load_fixtures()
 FAMILIES = load_families()
 
 
-def format_of(fixture: Fixture) -> AnswerFormat:
-    """The format of the answers of a fixture's model."""
-    calls, thinking = next(p[1:] for p in PARSERS if fixture.reference_model.startswith(p[0]))
+@cache
+def format_of(model: str) -> AnswerFormat:
+    """The format of a model's answers, with all markers as text."""
+    calls, thinking = next(row[1:] for row in PARSERS if model.startswith(row[0]))
     dialect = dialect_named(calls)
     return format_with(dialect, thinking_named(thinking), {}, dialect.opens[0] if dialect else "")
 
 
-def reader_of(fixture: Fixture, format: AnswerFormat) -> AnswerReader:
-    tools: dict[str, Schema] = {}
-    for tool in fixture.tools:
-        function = tool.get("function", tool)
-        tools[function["name"]] = function.get("parameters") or {}
-    model = FAMILIES[fixture.family].reference_for(fixture.reference_model)
-    prompt = fixture.generation_prompt or (model and model.default_generation_prompt)
+def tools_of(fixture: Fixture) -> Mapping[str, Schema]:
+    functions = [tool.get("function", tool) for tool in fixture.tools]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+def reader_of(fixture: Fixture, *, holds_calls: bool = True) -> AnswerReader:
+    model = fixture.reference_model
+    format, reference = format_of(model), FAMILIES[fixture.family].reference_for(model)
+    prompt = fixture.generation_prompt or (reference and reference.default_generation_prompt) or ""
     return AnswerReader(
         format.dialect,
         format.thinking,
-        tools=tools,
-        is_thinking=format.begins_thinking(prompt or ""),
-        written=format.written,
+        tools=tools_of(fixture),
+        is_thinking=format.begins_thinking(prompt),
+        holds_calls=holds_calls,
     )
 
 
+def parts_of(reader: AnswerReader, pieces: Iterable[str]) -> list[AnswerPart]:
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    return [*parts, *reader.finish()]
+
+
 def result_of(parts: Iterable[AnswerPart]) -> ParseResult:
-    text, reasoning = "", ""
-    names: list[str] = []
-    arguments: list[str] = []
+    """The parts as a client of OpenAI's adds them up."""
+    text, reasoning, calls = "", "", list[tuple[str, str]]()
     for part in parts:
         match part:
             case Text(more):
                 text += more
             case Reasoning(more):
                 reasoning += more
-            case CallBegun(_, name):
-                names.append(name)
-                arguments.append("")
+            case CallBegun(index, name):
+                assert index == len(calls)
+                calls.append((name, ""))
             case Arguments(index, more):
-                arguments[index] += more
+                calls[index] = calls[index][0], calls[index][1] + more
             case _:
                 pass
-    calls = tuple(map(ParsedToolCall, names, arguments))
-    return ParseResult(text or None, reasoning or None, calls)
+    return ParseResult(text or None, reasoning or None, tuple(ParsedToolCall(*call) for call in calls))
 
 
-def replay(fixture: Fixture, pieces: Iterable[str]) -> ParseResult:
-    reader = reader_of(fixture, format_of(fixture))
-    parts = [part for piece in pieces for part in reader.push(piece)]
-    return result_of([*parts, *reader.finish()])
-
-
-def cuts_of(text: str, seed: int, longest: int = 12) -> Iterator[str]:
-    rng = random.Random(seed)
-    while text:
-        length = rng.randint(1, longest)
-        yield text[:length]
-        text = text[length:]
-
-
-def observed(fixture: Fixture) -> Observation:
-    text = fixture.raw_output
-    streams = {"token": replay(fixture, text), "one": replay(fixture, [text])}
-    streams |= {f"rand:{seed}:8": replay(fixture, cuts_of(text, seed)) for seed in range(2)}
-    return Observation(nonstream=replay(fixture, [text]), streams=streams)
-
-
-def judged(fixture: Fixture) -> tuple[Status, list[CheckResult]]:
-    rows = run_checks(fixture, FAMILIES[fixture.family], observed(fixture))
-    return case_status(rows), rows
+def cut(text: str, rng: random.Random, longest: int = 12) -> Iterator[str]:
+    """A text in random pieces."""
+    ends = accumulate(rng.randint(1, longest) for _ in range(len(text)))
+    places = [0, *(end for end in ends if end < len(text)), len(text)]
+    return (text[start:end] for start, end in pairwise(places))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import copy
 from typing import Any, Generic, TypeVar, cast
@@ -15,7 +16,8 @@ from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.request_state import Attributes
 from server.errors import BadRequest
-from server.frontend.asks.answer_plan import AnswerPlan, plan_answer, plan_completions
+from server.frontend.asks.answer_plan import plan_answer, plan_completions
+from server.frontend.asks.choice_reader import ChoiceReader, TokenByToken
 from server.frontend.asks.parts import (
     ConversationHead,
     Counts,
@@ -32,8 +34,7 @@ from server.frontend.text_output import Delta
 from server.grammars.form_grammar import AskedForm
 from server.media.prompt import as_media
 from server.options.server_flags import GuessReportLevel
-from server.output_parsing.answer_reader import AnswerReader
-from server.output_parsing.unread_text import CallBegun, Text
+from server.output_parsing.unread_text import CallEnded, Text
 from server.reading.prompts import Conversation, Prompt
 from server.requests.beam_rounds import BeamParams
 from server.requests.sampling_params import SamplingParams
@@ -41,7 +42,9 @@ from server.requests.speculation_reports import AnswerMetrics, report_guesses
 from server.requests.timing import RawHeaders
 from server.schemas.chat import ChatRequest
 from server.schemas.logprobs import TokenNames
-from worker.protocol import Sampling, TokenLogprobs
+from worker.protocol import Sampling
+
+_log = logging.getLogger(__name__)
 
 H_co = TypeVar("H_co", bound=Head, covariant=True)
 
@@ -115,7 +118,7 @@ class Converse(Complete, frozen=True, kw_only=True):
         answer: Answer[ConversationHead] = Answer(
             frontend, self, admission, [plan.bounds], warnings, sampling
         )
-        answer.readers = [_ChoiceReader(self, plan) for _ in range(sampling.n)]
+        answer.readers = [ChoiceReader(self.conversation, self.chat, plan) for _ in range(sampling.n)]
         answer.head = ConversationHead(
             **answer.head_fields(self),
             conversation=conversation,
@@ -143,7 +146,7 @@ class Answer(Generic[H_co]):
     ) -> None:
         """`bounds` say for each prompt what its answers are held to."""
         terms, config = asked.terms, frontend.config
-        self.warnings, self.readers = warnings, list[_ChoiceReader]()
+        self.warnings, self.readers = warnings, list[ChoiceReader]()
         """What of the request has no effect; and what reads each choice, if it belongs to a conversation."""
         self._frontend, self._asked, self._sampling, self._admission = frontend, asked, sampling, admission
         self._state, self._times = terms.state, terms.state.times
@@ -188,7 +191,7 @@ class Answer(Generic[H_co]):
         streams, several = self._streams, len(self._streams) > 1
         reads = bool(self.readers) and self._asked.counts_output
         by_token = isinstance(self._asked, Converse) and self._asked.token_by_token
-        cut = _TokenByToken() if by_token else None
+        cut = TokenByToken() if by_token else None
         async with aclosing(cast("Any", merged(streams) if several else streams[0])) as deltas:
             async for one in deltas:
                 prompt, delta = one if several else (0, one)
@@ -204,7 +207,10 @@ class Answer(Generic[H_co]):
                     yield self._read(part, widths)
 
     async def whole(self) -> list[Part]:
-        """All parts, once they have come."""
+        """All parts, once they have come. Of the calls it has those that are complete."""
+        for each in self.readers:
+            if each.reader is not None:
+                each.reader.hold_calls()
         async with aclosing(self.parts()) as parts:
             return [part async for part in parts if not part.is_notice]
 
@@ -241,8 +247,10 @@ class Answer(Generic[H_co]):
         said = own.push(delta.text, widths)
         if delta.finish_reason is not None:
             said += own.finish()
+            if own.repairs:
+                self._tell_repairs(own.repairs)
         for one in said:
-            if type(one) is CallBegun:
+            if type(one) is CallEnded:
                 reader.has_calls = True
         part.said, part.has_calls = said, reader.has_calls
         if reader.counts_reasoning:
@@ -250,6 +258,12 @@ class Answer(Generic[H_co]):
             if part.end is not None:
                 part.end = replace(part.end, counts=self.counts)
         return part
+
+    def _tell_repairs(self, repairs: Sequence[str]) -> None:
+        dialect = self.head.dialect if isinstance(self.head, ConversationHead) else ""
+        self._frontend.metrics.repaired_calls(dialect).inc(len(repairs))
+        for wrong in repairs:
+            _log.warning("%s: a tool call was mended as it was read (%s): %s", self._id, dialect, wrong)
 
     def _generate_all(self) -> list[AsyncGenerator[Delta]]:
         prompts, sampling = self._asked.prompts, self._sampling
@@ -322,56 +336,3 @@ class Answer(Generic[H_co]):
             "gen_ai.usage.prompt_tokens": counts.prompt,
             "gen_ai.usage.completion_tokens": counts.output,
         }
-
-
-class _ChoiceReader:
-    """What reads one choice of a conversation's answer as parts: reasoning, texts and calls."""
-
-    def __init__(self, asked: Converse, plan: AnswerPlan) -> None:
-        self.has_calls = False
-        self.reader: AnswerReader | None = None
-        """None if the answer is text and nothing else."""
-        format, tools, chat = plan.format, asked.conversation.tools, asked.chat
-        self.counts_reasoning = bool(format and format.thinking)
-        if format is None:
-            return
-        if tools and chat.tool_choice is not None:
-            choice = chat.choice
-            tools = {name: schema for name, schema in tools.items() if choice.allows(name)}
-        self.reader = AnswerReader(
-            format.dialect,
-            format.thinking,
-            tools=tools or None,
-            is_thinking=format.begins_thinking(asked.conversation.end),
-            written=format.written,
-            calls_end_thinking=not plan.holds_late_calls,
-        )
-
-
-class _TokenByToken:
-    """Cuts the deltas of a choice into tokens, so that how many came in a step makes no difference."""
-
-    def __init__(self) -> None:
-        self._unshown: list[tuple[int, TokenLogprobs, int]] = []
-        """Tokens, with their logprobs and widths, whose text may become a stop string, or is no whole
-        character yet."""
-
-    def pieces(self, delta: Delta) -> Iterator[tuple[Delta, list[int]]]:
-        """The pieces, each with its tokens, and the widths that the reader of the choice gets with it."""
-        # The token that ends an answer has no width: it is no part of the text.
-        self._unshown += zip(delta.token_ids, delta.logprobs, delta.widths, strict=False)
-        text, widths, taken = delta.text, delta.widths, 0
-        piece = Delta(delta.index, token_ids=[], logprobs=[], widths=[])
-        while text and taken < len(self._unshown):
-            id, entry, width = self._unshown[taken]
-            taken += 1
-            piece.token_ids.append(id)
-            piece.logprobs.append(entry)
-            piece.widths.append(width)
-            piece.text, text = text[:width], text[width:]
-            if piece.text:
-                yield piece, widths
-                piece, widths = Delta(delta.index, token_ids=[], logprobs=[], widths=[]), []
-        del self._unshown[:taken]
-        own = {"token_ids": piece.token_ids, "logprobs": piece.logprobs, "widths": piece.widths}
-        yield replace(delta, text=text, **own), widths

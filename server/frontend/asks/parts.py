@@ -90,7 +90,7 @@ class Part(msgspec.Struct, gc=False):
     said: Sequence[AnswerPart] = ()
     """What a conversation's answer says: texts, reasoning and calls."""
     has_calls: bool = False
-    """Whether the choice has called a tool by now."""
+    """Whether a call of the choice is complete by now."""
     end: End | None = None
     """Set in the last part of all choices."""
     is_notice: bool = False

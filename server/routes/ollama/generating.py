@@ -157,13 +157,12 @@ class AnswerWriter:
                     self._end_call(said)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
-            self._end_call(said)
         if self._logprobs and delta.token_ids:
             said.logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._head.names)
         return said
 
     def _end_call(self, said: _Said) -> None:
-        """Take the call that is complete, or has broken off, if there is one."""
+        """Take the call that is complete. One that breaks off is none."""
         if (begun := self._open) is not None:
             function = api.CalledFunction(
                 index=begun.index, name=begun.name, arguments=object_of(self._arguments)
