@@ -110,6 +110,8 @@ class Written(msgspec.Struct, frozen=True, dict=True):
     """Whether the text has neither placeholders nor marks of embeddings."""
     row_files: list[str] = []
     """Files in base64 of embeddings in place of tokens, whose marks are in the text, in order."""
+    notes: list[str] = []
+    """Sentences on what was restated for the template."""
 
     @cached_property
     def plain_text(self) -> str:

@@ -34,15 +34,18 @@ class Asks(Protocol):
 
 
 def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
-    found = read_chat(_arranged(body.chat, context), context)
-    return msgspec.structs.replace(found, warnings=body.warnings)
+    return _warned(read_chat(_arranged(body.chat, context), context), body.warnings)
 
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
     chat = _arranged(body.chat, context)
     cut = body.truncation == "auto"
     found = _read_fitting(chat, context, context.facts.max_model_len) if cut else read_chat(chat, context)
-    return msgspec.structs.replace(found, warnings=body.warnings)
+    return _warned(found, body.warnings)
+
+
+def _warned(found: Conversation, warnings: list[str]) -> Conversation:
+    return msgspec.structs.replace(found, warnings=[*warnings, *found.warnings])
 
 
 def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:

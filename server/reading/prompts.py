@@ -27,6 +27,7 @@ from server.model_facts import Facts, MediaFacts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO, NONE
+from server.reading.restated_history import write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
@@ -177,7 +178,11 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
-        warnings=[f"{UNENFORCED}: {', '.join(told[:MOST_NAMED])}"] if told else [],
+        warnings=[
+            *body.repairs,
+            *written.notes,
+            *([f"{UNENFORCED}: {', '.join(told[:MOST_NAMED])}"] if told else []),
+        ],
     )
 
 
@@ -215,7 +220,11 @@ def _write_answered(
     if not [None for message in messages if type(message.content) is list]:
         return write_conversation(options, messages, context, style)
     shown, files = take_row_files(messages)
-    written = write_conversation(options, shown, context, style)
+
+    def write(messages: list[Message]) -> Written:
+        return write_conversation(options, messages, context, style)
+
+    written = write_restated(shown, context.tokenizer.chat, context.facts.media, write)
     return with_row_files(written, files) if files else written
 
 

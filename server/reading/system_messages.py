@@ -27,7 +27,7 @@ def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
     described: list[dict[str, Any]] = [tool.for_template()["function"] for tool in tools]
     told = _TOLD.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in described))
     if messages and messages[0].role in ("system", "developer"):
-        first = messages[0].model_copy(update={"content": _joined([messages[0].content, told])})
+        first = messages[0].model_copy(update={"content": joined([messages[0].content, told])})
         return [first, *messages[1:]]
     return [Message(role="system", content=told), *messages]
 
@@ -42,11 +42,11 @@ def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Messag
     first = said[:leading] + ([] if late else [each for each in said[leading:] if each.role == "system"])
     rest = said[leading:] if late else [each for each in said[leading:] if each.role != "system"]
     if len(first) > 1:
-        first = [Message(role="system", content=_joined([message.content for message in first]))]
+        first = [Message(role="system", content=joined([message.content for message in first]))]
     return [*first, *rest]
 
 
-def _joined(contents: Sequence[Content]) -> Content:
+def joined(contents: Sequence[Content]) -> Content:
     """Contents as one: a text, or parts if there are media."""
     if any(map(has_media, contents)):
         return [part for each in contents for part in _parts(each)]

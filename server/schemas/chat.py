@@ -14,12 +14,13 @@ from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
 from server.schemas.body import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional
 from server.schemas.logprobs import ChatLogprobs, PromptLogprobs
-from server.schemas.messages import Messages, TemplateOptions, ToolChoice, read_tool_choice
+from server.schemas.messages import Messages, ToolChoice, read_tool_choice
+from server.schemas.repaired_history import HistoryOptions
 from server.schemas.sampling_fields import ChunkChoice, GenerationBody, ReasoningOptions, Usage
 from server.text.chat_template import AnswerStyle, Verbosity
 
 
-class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
+class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
     unsupported = {
         **UNSUPPORTED,
         "best_of": (1,),
@@ -32,9 +33,9 @@ class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
         "return_prompt_text": (False,),
     }
     meaningless = MEANINGLESS | {"prediction"}
-    bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **TemplateOptions.bounds}
+    bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **HistoryOptions.bounds}
     stand_ins: ClassVar[Mapping[str, object]] = {
-        **TemplateOptions.stand_ins,
+        **HistoryOptions.stand_ins,
         "messages": [{"role": "user", "content": ""}],
     }
 

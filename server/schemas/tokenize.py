@@ -9,14 +9,15 @@ from pydantic import Field, model_validator
 
 from server.errors import BadRequest
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Flag, Text, optional
-from server.schemas.messages import Messages, TemplateOptions
+from server.schemas.messages import Messages
+from server.schemas.repaired_history import HistoryOptions
 
 
-class TokenizeRequest(TemplateOptions):
+class TokenizeRequest(HistoryOptions):
     """A text, or a conversation as the chat endpoint would write it."""
 
     meaningless = MEANINGLESS
-    stand_ins = {**TemplateOptions.stand_ins, "prompt": "-"}
+    stand_ins = {**HistoryOptions.stand_ins, "prompt": "-"}
 
     model: Text | None = None
     prompt: str | None = None

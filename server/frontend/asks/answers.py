@@ -114,6 +114,8 @@ class Converse(Complete, frozen=True, kw_only=True):
             sampling.shown_as = dict(format.marks)
         elif sampling.logprobs is not None:
             sampling.shown_as = {}  # who writes logprobs has to know the characters of each token
+        if conversation.warnings:
+            _log.info("request %s: %s", self.terms.id, "; ".join(conversation.warnings))
         warnings = (*conversation.warnings, *plan.warnings)
         answer: Answer[ConversationHead] = Answer(
             frontend, self, admission, [plan.bounds], warnings, sampling

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,7 +23,8 @@ from server.schemas.conversations.transcript import (
     text_or_objects,
     unsealed,
 )
-from server.schemas.messages import MAX_MESSAGES
+from server.schemas.messages import MAX_MESSAGES, MOST_NAMED
+from server.schemas.repaired_history import TOOLS_LEFT_OUT, known_tools
 from server.schemas.sampling_fields import NO_ENTRIES, Strings
 
 
@@ -118,10 +117,10 @@ class MessagesInput(Body):
     def warnings(self) -> list[str]:
         """What of the request has no effect though it could have."""
         causes = {
-            "tools left out, which this server does not run": self._tools[1],
+            TOOLS_LEFT_OUT: self._tools[1],
             "blocks left out, which no model here reads": self._read.left_out,
         }
-        return [f"{cause}: {', '.join(names)}" for cause, names in causes.items() if names]
+        return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]
 
     @cached_property
     def chat(self) -> ChatRequest:
@@ -132,7 +131,7 @@ class MessagesInput(Body):
         messages = self._read.transcript.messages
         asked: dict[str, Any] = {"model": self.model, "messages": messages, "tools": self._tools[0] or None}
         last = messages[-1] if messages else {}
-        if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
+        if last.get("role") == "assistant" and _says(last.get("content")) and "tool_calls" not in last:
             asked["continue_final_message"] = True
         if self.tool_choice is not None:
             asked["tool_choice"] = self._choice(self.tool_choice)
@@ -208,12 +207,9 @@ NOT_READ = frozenset(
 )  # fmt: skip
 """Types of blocks that only Anthropic's own models and tools make: they are left out."""
 
-_DATED = re.compile(r"[a-z_]+_[0-9]{8}")
-"""Types of tools that Anthropic runs, or has taught to its own models."""
-
 
 class BlockReader:
-    """Reads messages one after the other."""
+    """Reads messages one after the other. What is wrong in one of the assistant is repaired later."""
 
     def __init__(self) -> None:
         self.transcript = Transcript()
@@ -239,10 +235,14 @@ class BlockReader:
             self.system(content, f"{where}.content")
         elif isinstance(content, str):
             self.transcript.say(role, content)
+        elif role == "assistant":
+            given = content if isinstance(content, list) else [content]
+            blocks = [each if isinstance(each, dict) else {"type": "text", "text": each} for each in given]
+            self._blocks(role, blocks, f"{where}.content")
         else:
             self._blocks(role, objects_of(content, f"{where}.content"), f"{where}.content")
 
-    def _blocks(self, role: str, blocks: Sequence[Mapping[str, Any]], where: str) -> None:
+    def _blocks(self, role: str, blocks: Sequence[dict[str, Any]], where: str) -> None:
         said: list[dict[str, Any]] = []
 
         def say() -> None:
@@ -252,41 +252,43 @@ class BlockReader:
 
         for index, block in enumerate(blocks):
             place, kind = f"{where}[{index}]", block.get("type")
-            if kind in ("text", "document", "image"):
-                said.append(_said(block, place))
-            elif kind == "tool_result" and role == "user":
+            if kind == "tool_result":
                 say()
-                self._result(block, place)
-            elif kind in ("thinking", "tool_use") and role == "assistant":
+                content = block.get("content")
+                shown = list(map(_written, content)) if isinstance(content, list) else content
+                self.transcript.answer(block.get("tool_use_id"), shown or "")
+            elif kind == "thinking":
                 say()
-                self._assistant(block, place)
-            elif kind in NOT_READ:
+                text = block.get("thinking")
+                said_before = text if isinstance(text, str) and text else unsealed(block.get("signature"))
+                self.transcript.think(said_before)
+            elif kind == "tool_use":
+                say()
+                self.transcript.call(block.get("id"), block.get("name"), block.get("input"))
+            elif isinstance(kind, str) and kind in NOT_READ:
                 if kind != "redacted_thinking" and kind not in self.left_out:
                     self.left_out.append(kind)
+            elif role == "assistant":
+                said.append(_written(block))
+            elif kind in ("text", "document", "image"):
+                said.append(_said(block, place))
             else:
                 raise _refused(kind, place, role)
         say()
 
-    def _assistant(self, block: Mapping[str, Any], where: str) -> None:
-        if block.get("type") == "thinking":
-            text = text_of(block.get("thinking"), f"{where}.thinking")
-            self.transcript.think(text or unsealed(block.get("signature")))
-            return
-        arguments = block.get("input")
-        if not isinstance(arguments, dict):
-            raise BadRequest(f"{where}.input should be an object.", f"{where}.input")
-        name = text_of(block.get("name"), f"{where}.name")
-        self.transcript.call(text_of(block.get("id"), f"{where}.id"), name, json.dumps(arguments))
 
-    def _result(self, block: Mapping[str, Any], where: str) -> None:
-        id, content = text_of(block.get("tool_use_id"), f"{where}.tool_use_id"), block.get("content")
-        if content is None or isinstance(content, str):
-            said: Content = content or ""
-        else:
-            place = f"{where}.content"
-            blocks = enumerate(objects_of(content, place))
-            said = [_said(each, f"{place}[{i}]") for i, each in blocks]
-        self.transcript.answer(id, said, f"{where}.tool_use_id")
+def _says(content: Any) -> bool:
+    """Whether a content has a text with which an answer can go on."""
+    texts = content if isinstance(content, list) else [{"text": content}]
+    return any(isinstance(part.get("text"), str) and part["text"].strip() for part in texts)
+
+
+def _written(block: Any) -> Any:
+    """A block that a model or a tool has written. One that has no form in chat completions stays as it is."""
+    try:
+        return _said(block, "") if isinstance(block, dict) else block
+    except BadRequest:
+        return block
 
 
 def _said(block: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -329,28 +331,10 @@ def _refused(kind: object, where: str, role: str) -> BadRequest:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools as chat completions has them, and the types of those that are left out.
-
-    If all that is asked for is left out, it is refused instead.
-    """
-    functions: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    for index, tool in enumerate(tools):
-        kind = tool.get("type") or "custom"
-        if kind == "custom":
-            functions.append({"type": "function", "function": _function(tool, f"tools[{index}]")})
-        elif isinstance(kind, str) and (_DATED.fullmatch(kind) or kind == "mcp_toolset"):
-            if kind not in left_out:
-                left_out.append(kind)
-        else:
-            raise BadRequest(f"tools[{index}]: tools have the type custom, got {shown(kind)}.", "tools")
-    if left_out and not functions:
-        raise BadRequest(
-            f"Tools of the type {', '.join(left_out)} are not here. This server runs no tools: it has those "
-            "of the type custom, which clients run.",
-            "tools",
-        )
-    return functions, left_out
+    """The tools as chat completions has them, and the types of those that are left out."""
+    kept, left_out = known_tools(tools, ("custom",))
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(kept)]
+    return [{"type": "function", "function": each} for each in functions], left_out
 
 
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:

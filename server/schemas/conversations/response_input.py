@@ -1,12 +1,11 @@
 """The input items and the tools of POST /v1/responses, in the form in which chat completions has them.
 
 A custom tool, whose input is free text, becomes a function with one string. Tools of a namespace get names of
-their own. Items and tools that only OpenAI's own models know are left out, and the client is told.
+their own. Items and tools of other types are left out, and the client is told.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,22 +13,11 @@ from typing import Any
 from server.errors import BadRequest
 from server.media.media_parts import read_part
 from server.schemas.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
-from server.schemas.messages import as_function
+from server.schemas.messages import INPUT, as_function
+from server.schemas.repaired_history import as_text, named, text_in
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-
-NOT_READ = frozenset(
-    {
-        "additional_tools", "agent_message", "apply_patch_call", "apply_patch_call_output",
-        "code_interpreter_call", "compaction", "compaction_trigger", "computer_call",
-        "computer_call_output", "configuration_update", "context_compaction", "file_search_call",
-        "ghost_snapshot", "image_generation_call", "mcp_approval_request", "mcp_approval_response",
-        "mcp_call", "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output",
-        "tool_search_call", "tool_search_output", "web_search_call",
-    }
-)  # fmt: skip
-"""Types of items that OpenAI has and no model here has learned: they are left out, and the client is told."""
 
 KEPT_NOWHERE = (
     "this server keeps no responses: send the items again. The operator can have it keep some by "
@@ -38,7 +26,7 @@ KEPT_NOWHERE = (
 
 
 class InputReader:
-    """Reads items one after the other."""
+    """Reads items one after the other. What is wrong in those of a model and its tools is repaired later."""
 
     def __init__(self, called: Callable[[str, object], str]) -> None:
         """`called` returns the name under which the model knows the tool of a name and a namespace."""
@@ -49,33 +37,26 @@ class InputReader:
 
     def read(self, item: Mapping[str, Any], where: str) -> None:
         """Read one item, which is `where` in the request."""
-        kind = item.get("type")
-        if kind is None and "role" in item:
-            kind = "message"
-        match kind:
+        id = item.get("call_id") or item.get("id")
+        match _kind(item):
             case "message":
                 self._message(item, where)
             case "reasoning":
-                self.transcript.think(_reasoning(item, where))
+                self.transcript.think(_reasoning(item))
             case "function_call":
-                name, arguments = self._name(item, where), item.get("arguments") or "{}"
-                self.transcript.call(_call_id(item, where), name, text_of(arguments, f"{where}.arguments"))
+                self.transcript.call(id, self._name(item), item.get("arguments"))
             case "custom_tool_call":
-                arguments = json.dumps({"input": text_of(item.get("input"), f"{where}.input")})
-                self.transcript.call(_call_id(item, where), self._name(item, where), arguments)
+                self.transcript.call(id, self._name(item), {INPUT: as_text(item.get(INPUT) or "")})
             case "local_shell_call":
-                self.transcript.call(
-                    _call_id(item, where), "local_shell", json.dumps(item.get("action") or {})
-                )
+                self.transcript.call(id, "local_shell", item.get("action"))
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
-                output = _content(item.get("output"), f"{where}.output")
-                self.transcript.answer(_call_id(item, where), output, f"{where}.call_id")
+                self.transcript.answer(id, item.get("output"))
             case "item_reference":
                 raise BadRequest(f"{where}: an item_reference cannot be found, because {KEPT_NOWHERE}", where)
-            case str() if kind in NOT_READ:
-                if kind not in self.left_out:
-                    self.left_out.append(kind)
-            case _:
+            case str(kind) if item.get("role") in (None, "assistant"):
+                if named(kind) not in self.left_out:
+                    self.left_out.append(named(kind))
+            case kind:
                 raise BadRequest(
                     f"{where}: items are of the types message, reasoning, function_call, "
                     "function_call_output, custom_tool_call and custom_tool_call_output, got "
@@ -89,14 +70,20 @@ class InputReader:
             raise BadRequest(
                 f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", f"{where}.role"
             )
-        self.transcript.say(role, _content(item.get("content"), f"{where}.content"))
+        content = item.get("content")
+        self.transcript.say(role, content if role == "assistant" else _content(content, f"{where}.content"))
 
-    def _name(self, item: Mapping[str, Any], where: str) -> str:
-        return self._called(text_of(item.get("name"), f"{where}.name"), item.get("namespace"))
+    def _name(self, item: Mapping[str, Any]) -> object:
+        name = item.get("name")
+        return self._called(name, item.get("namespace")) if isinstance(name, str) else name
 
 
-def _call_id(item: Mapping[str, Any], where: str) -> str:
-    return text_of(item.get("call_id") or item.get("id"), f"{where}.call_id")
+def _kind(item: Mapping[str, Any]) -> object:
+    """The type of an item, which some clients leave out."""
+    kind = item.get("type")
+    if kind is None and "call_id" in item:
+        return "function_call_output" if "output" in item else "function_call"
+    return "message" if kind is None and "role" in item else kind
 
 
 def _content(value: object, where: str) -> Content:
@@ -126,30 +113,10 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
     return text_of(part.get(name), f"{where}.{name}")
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
+def _reasoning(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item: what this server has sealed, else its content, else its summary."""
-    if kept := unsealed(item.get("encrypted_content")):
-        return kept
-    for name in ("content", "summary"):
-        parts = objects_of(item.get(name) or [], f"{where}.{name}")
-        if parts:
-            return "".join(_part_text(part, f"{where}.{name}[{index}]") for index, part in enumerate(parts))
-    return ""
-
-
-HOSTED = frozenset(
-    {
-        "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview",
-        "file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell",
-        "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
-)  # fmt: skip
-"""Types of tools that OpenAI runs, or has taught to its own models."""
-
-_RUN_BY_CLIENTS = (
-    "This server runs no tools: it has those of the types function and custom, which clients run."
-)
+    kept = unsealed(item.get("encrypted_content"))
+    return kept or text_in(item.get("content")) or text_in(item.get("summary"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +138,6 @@ class Tools:
     """The model's name of a tool, and the client's."""
     left_out: list[str] = field(default_factory=list)
     """The types of tools that were left out."""
-    free: list[str] = field(default_factory=list)
-    """Names of custom tools whose grammar the model is told, but not held to."""
 
     def known_as(self, name: str, namespace: object = None) -> str:
         """The name by which the model knows a tool."""
@@ -184,14 +149,10 @@ class Tools:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Reads the field `tools`. If all that is asked for is left out, it is refused instead."""
+    """Reads the field `tools`."""
     found = Tools()
     for index, tool in enumerate(tools):
         _read_tool(found, tool, f"tools[{index}]", None)
-    if found.left_out and not found.functions:
-        raise BadRequest(
-            f"Tools of the type {', '.join(found.left_out)} are not here. {_RUN_BY_CLIENTS}", "tools"
-        )
     return found
 
 
@@ -203,9 +164,9 @@ def _read_tool(found: Tools, tool: Mapping[str, Any], where: str, namespace: str
             _read_tool(found, each, f"{where}.tools[{index}]", inside)
     elif kind in ("function", "custom"):
         _read_function(found, tool, where, namespace)
-    elif kind in HOSTED:
-        if kind not in found.left_out:
-            found.left_out.append(kind)
+    elif isinstance(kind, str):
+        if named(kind) not in found.left_out:
+            found.left_out.append(named(kind))
     else:
         raise BadRequest(
             f"{where}: tools have the type function, custom or namespace, got {shown(kind)}.", where
@@ -221,8 +182,6 @@ def _read_function(found: Tools, tool: Mapping[str, Any], where: str, namespace:
     found.called[known] = CalledAs(name, namespace, is_custom)
     if is_custom:
         found.functions.append(_from_custom(tool, known, where))
-        if found.functions[-1]["is_told"]:
-            found.free.append(known)
         return
     given = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
     found.functions.append({"type": "function", "function": {"name": known, **given}})
@@ -246,10 +205,14 @@ def read_tool_choice(choice: object, tools: Tools) -> object:
         case {"type": "function" | "custom", "name": str(name), **rest}:
             return {"type": "function", "function": {"name": tools.known_as(name, rest.get("namespace"))}}
         case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
-            named = [read_tool_choice(each, tools) for each in allowed if not _is_left_out(each, tools)]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
-        case {"type": str(kind)} if kind in HOSTED:
-            raise BadRequest(f"tool_choice names a tool of the type {kind}. {_RUN_BY_CLIENTS}", "tool_choice")
+            names = [read_tool_choice(each, tools) for each in allowed if not _is_left_out(each, tools)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
+        case {"type": str(kind)} if kind not in ("function", "custom", "allowed_tools"):
+            raise BadRequest(
+                f"tool_choice names a tool of the type {named(kind)}. This server runs no tools: it has "
+                "those of the types function and custom, which clients run.",
+                "tool_choice",
+            )
         case _:
             return choice
 

@@ -22,7 +22,8 @@ from server.schemas.conversations.response_input import (
 )
 from server.schemas.conversations.transcript import chat_request, text_or_objects
 from server.schemas.logprobs import ChatTokenLogprob
-from server.schemas.messages import MOST_NAMED, UNENFORCED
+from server.schemas.messages import MOST_NAMED
+from server.schemas.repaired_history import TOOLS_LEFT_OUT
 from server.schemas.sampling_fields import NO_ENTRIES, Int64, Strings, Timeout
 
 MAX_ITEMS = 8192
@@ -173,8 +174,7 @@ class ResponsesRequest(Body):
     def warnings(self) -> list[str]:
         """What of the request has no effect though it could have."""
         causes = {
-            "tools left out, which this server does not run": self.known_tools.left_out,
-            UNENFORCED: self.known_tools.free,
+            TOOLS_LEFT_OUT: self.known_tools.left_out,
             "items left out, which no model here reads": self._read.left_out,
         }
         return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]

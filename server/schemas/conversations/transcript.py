@@ -40,7 +40,7 @@ class Transcript:
         self._end_turn()
         return self._messages
 
-    def say(self, role: str, content: Content) -> None:
+    def say(self, role: str, content: object) -> None:
         """Add a message, or what the assistant says in its turn."""
         if role != "assistant":
             self._end_turn()
@@ -57,22 +57,22 @@ class Transcript:
         self._assistant()
         self._thoughts.append(text)
 
-    def call(self, id: str, name: str, arguments: object) -> None:
-        """Add a call to the assistant's turn."""
-        self._names[id] = name
+    def call(self, id: object, name: object, arguments: object) -> None:
+        """Add a call to the assistant's turn. What is wrong with it is repaired later."""
+        if isinstance(id, str) and isinstance(name, str):
+            self._names[id] = name
         function = {"name": name, "arguments": arguments}
         self._assistant().setdefault("tool_calls", []).append(
             {"id": id, "type": "function", "function": function}
         )
 
-    def answer(self, id: str, content: Content, where: str) -> None:
-        """Add what the tool of a call has answered. `where` names the place for the error message."""
-        if id not in self._names:
-            raise BadRequest(f"{where}: there is no call with the id {id[:64]!r} before its result.", where)
+    def answer(self, id: object, content: object) -> None:
+        """Add what the tool of a call has answered, with the tool's name if the call came before."""
         self._end_turn()
-        self._messages.append(
-            {"role": "tool", "tool_call_id": id, "name": self._names[id], "content": content}
-        )
+        message = {"role": "tool", "tool_call_id": id, "content": content}
+        if isinstance(id, str) and id in self._names:
+            message["name"] = self._names[id]
+        self._messages.append(message)
 
     def _assistant(self) -> dict[str, Any]:
         if self._turn is None:

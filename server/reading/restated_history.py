@@ -1,0 +1,141 @@
+"""Restates a conversation in simpler forms for a template that refuses what a model or its tools wrote."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from server.errors import BadRequest
+from server.media.media_parts import MEDIA_PARTS
+from server.media.prompt import Written
+from server.model_facts import MediaFacts
+from server.reading.system_messages import arranged, joined
+from server.schemas.messages import Message, ToolCall
+from server.schemas.repaired_history import WRITTEN
+from server.text.chat_template import ChatTemplate
+
+Write = Callable[[list[Message]], Written]
+
+
+def write_restated(
+    messages: list[Message], template: ChatTemplate, media: MediaFacts | None, write: Write
+) -> Written:
+    """What `write` makes of the messages, in the first form that it takes."""
+    is_late = any(message.role in ("system", "developer") for message in messages[1:])
+    if is_late and not template.takes_late_system:
+        messages = arranged(messages, template)
+    if all(message.role not in WRITTEN for message in messages):
+        return write(messages)
+    shown, left_out = fit_media(messages, {} if media is None else media.most)
+    notes = [f"media in messages of tools left out, which the model does not take ({left_out})"]
+    notes = notes if left_out else []
+    try:
+        written = write(shown)
+    except BadRequest as error:
+        if error.param != "messages":
+            raise
+        for note, other in restated(shown, template):
+            try:
+                written = write(other)
+            except BadRequest:
+                continue
+            return msgspec.structs.replace(written, notes=[*notes, note])
+        raise
+    return msgspec.structs.replace(written, notes=notes) if notes else written
+
+
+def restated(messages: list[Message], template: ChatTemplate) -> Iterator[tuple[str, list[Message]]]:
+    """Yields the conversation in simpler and simpler forms, and what is said of each."""
+    messages = arranged(messages, template)
+    yield "messages arranged and ids of calls replaced for this chat template", with_short_ids(messages)
+    yield "calls and their results shown as text to this chat template", as_texts(messages)
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages with ids of nine digits, as some templates want them. A result that names no call is that
+    of the first open one."""
+    ids: dict[str, str] = {}
+    waiting: deque[str] = deque()
+    number = 0
+
+    def new() -> str:
+        nonlocal number
+        number += 1
+        return f"{number:09d}"
+
+    def renamed(call: ToolCall) -> ToolCall:
+        id = new()
+        ids[call.id or id] = id
+        waiting.append(id)
+        return call.model_copy(update={"id": id})
+
+    def restate(message: Message) -> Message:
+        if message.role == "tool":
+            id = ids.get(message.tool_call_id or "") or (waiting[0] if waiting else new())
+            if id in waiting:
+                waiting.remove(id)
+            return message.model_copy(update={"tool_call_id": id})
+        if message.tool_calls:
+            return message.model_copy(update={"tool_calls": list(map(renamed, message.tool_calls))})
+        return message
+
+    return list(map(restate, messages))
+
+
+def as_texts(messages: Sequence[Message]) -> list[Message]:
+    """The conversation as turns of the user and the assistant that alternate, with calls as text of the one
+    and their results as text of the other."""
+    said: list[Message] = []
+    for message in map(_as_text, messages):
+        if said and said[-1].role == message.role:
+            content = joined([said[-1].content, message.content])
+            said[-1] = said[-1].model_copy(update={"content": content})
+            continue
+        if message.role == "assistant" and (not said or said[-1].role == "system"):
+            said.append(Message(role="user", content=""))
+        said.append(message)
+    return said
+
+
+def _as_text(message: Message) -> Message:
+    if message.role in ("tool", "function"):
+        return Message(role="user", content=f"Result of {message.name or 'a tool'}:\n{message.text()}")
+    if message.role != "assistant":
+        return message
+    calls = [call.function.model_dump(include={"name", "arguments"}) for call in message.tool_calls or ()]
+    texts = [message.text(), *(json.dumps(call, ensure_ascii=False) for call in calls)]
+    return Message(role="assistant", content="\n".join(filter(None, texts)))
+
+
+def fit_media(messages: list[Message], most: Mapping[str, int]) -> tuple[list[Message], int]:
+    """The messages without the oldest media of tools where there are more than the model takes, and how many
+    are left out."""
+    room = Counter[str](dict(most))
+    for message in messages:
+        if message.role not in WRITTEN and isinstance(message.content, list):
+            kinds = (MEDIA_PARTS.get(part["type"]) for part in message.content)
+            room.subtract(kind for kind in kinds if kind is not None)
+    left_out = 0
+
+    def fit(part: dict[str, str]) -> dict[str, str]:
+        nonlocal left_out
+        kind = MEDIA_PARTS.get(part["type"])
+        if kind is None:
+            return part
+        room[kind] -= 1
+        if room[kind] >= 0:
+            return part
+        left_out += 1
+        return {"type": "text", "text": f"({kind} left out)"}
+
+    def fitted(message: Message) -> Message:
+        if message.role not in WRITTEN or not isinstance(message.content, list):
+            return message
+        parts = [fit(part) for part in reversed(message.content)]
+        return message.model_copy(update={"content": parts[::-1]})
+
+    found = [fitted(message) for message in reversed(messages)]
+    return (found[::-1] if left_out else messages), left_out

@@ -1,0 +1,203 @@
+"""Repairs what a model and its tools have written in a conversation, so that no check of it refuses it.
+
+A client sends back all that came before: one broken call would have every later request refused. What users
+and systems say is left as it is, because a fault of theirs is one of the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+
+from server.errors import BadRequest
+from server.media.media_parts import MEDIA_PARTS, ROWS, read_part
+from server.schemas.messages import INPUT, MOST_NAMED, TEXT_PARTS, TemplateOptions, call_of
+
+WRITTEN = ("assistant", "tool", "function")
+"""The roles of messages that a model or its tools have written."""
+TOOLS_LEFT_OUT = "tools left out, which this server does not run"
+UNNAMED = "unnamed"
+"""The name of a call that has none."""
+
+_TEXTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+"""Types of parts that are reasoning."""
+_DEEPEST = 64
+"""The levels of arguments that are read: what is nested deeper is text."""
+_BLOB = re.compile(r"\S{1024,}")
+"""What no model reads, such as a file in base64."""
+
+Repairs = Counter[str]
+"""Counts each kind of damage, in words for the client."""
+
+
+class HistoryOptions(TemplateOptions):
+    """A body with `messages`, in which those that a model or its tools have written are repaired."""
+
+    _repairs: list[str] = PrivateAttr(default_factory=list[str])
+
+    @property
+    def repairs(self) -> list[str]:
+        """Sentences on what was repaired and left out."""
+        return self._repairs
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def repair(cls, body: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(body, dict):
+            return check(body)
+        repairs, left_out, given = Repairs(), list[str](), dict[str, Any](body)
+        if isinstance(messages := given.get("messages"), list):
+            given["messages"] = [repaired(each, repairs) for each in messages]
+        if isinstance(tools := given.get("tools"), list) and tools:
+            kept, left_out = known_tools(tools, ("function", "custom"))
+            given["tools"] = kept or None
+        found = check(given)
+        found._repairs = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
+        if repairs:
+            each = [f"{what} ({count})" for what, count in repairs.most_common(MOST_NAMED)]
+            found._repairs.append(f"repaired in messages of the assistant and of tools: {', '.join(each)}")
+        return found
+
+
+def known_tools(tools: Sequence[Any], known: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """The tools of these types or of none, and the types of the others."""
+    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+    foreign = [isinstance(kind, str) and kind not in known for kind in kinds]
+    kept = [tool for tool, is_foreign in zip(tools, foreign, strict=True) if not is_foreign]
+    return kept, list(dict.fromkeys(named(kind) for kind, gone in zip(kinds, foreign, strict=True) if gone))
+
+
+def named(kind: object) -> str:
+    """A type as a warning names it."""
+    return _clean(kind)[:64] if isinstance(kind, str) and kind else "none"
+
+
+def repaired(message: Any, repairs: Repairs) -> Any:
+    """A message as chat completions has it, if a model or its tools have written it; any other as it is."""
+    if not isinstance(message, dict) or message.get("role") not in WRITTEN:
+        return message
+    found = {**message, "content": _content(message.get("content"), repairs)}
+    for name in ("reasoning", "reasoning_content", "name", "tool_call_id"):
+        if message.get(name) is not None:
+            found[name] = _clean(text_in(message[name])) or None
+    if isinstance(found["content"], list):
+        _take_thoughts(found)
+    if (calls := message.get("tool_calls")) is not None:
+        each = calls if isinstance(calls, list) else [calls]
+        found["tool_calls"] = [_call(call, repairs) for call in each] or None
+    return found
+
+
+def _content(content: Any, repairs: Repairs) -> Any:
+    """A content as chat completions has it, with parts of reasoning in it as they are."""
+    if isinstance(content, list):
+        return [_part(part, repairs) for part in content]
+    if not isinstance(content, str | None):
+        repairs["contents that are neither texts nor parts"] += 1
+    return content if content is None else _clean(as_text(content))
+
+
+def _part(part: Any, repairs: Repairs) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == ROWS or kind in _THOUGHTS:
+        return part
+    if kind in _TEXTS:
+        text = part.get("refusal" if kind == "refusal" else "text") or ""
+        return _text_part(as_text(text))
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
+        try:
+            return read_part(part)
+        except BadRequest:
+            pass
+    if not isinstance(part, str):
+        repairs[f"parts of the type {named(kind)}, shown as text"] += 1
+    return _text_part(as_text(part))
+
+
+def _take_thoughts(message: dict[str, Any]) -> None:
+    """Take parts of reasoning out of a content, to where templates look for reasoning."""
+    parts: list[dict[str, Any]] = message["content"]
+    thoughts = "".join(text_in(part) for part in parts if part["type"] in _THOUGHTS)
+    message["content"] = [part for part in parts if part["type"] not in _THOUGHTS]
+    if thoughts and not message.get("reasoning_content"):
+        message["reasoning_content"] = message["reasoning"] = _clean(thoughts)
+
+
+def _call(call: Any, repairs: Repairs) -> dict[str, Any]:
+    call = call_of(call) if isinstance(call, dict) else {"function": {"arguments": call}}
+    function = call.get("function")
+    inside = function if isinstance(function, dict) else call
+    name, id = inside.get("name"), call.get("id")
+    if not isinstance(name, str) or not name:
+        repairs["calls without a name"] += 1
+        name = UNNAMED
+    function = {"name": _clean(name), "arguments": arguments_of(inside.get("arguments"), repairs)}
+    return {**call, "id": _clean(text_in(id)) or None, "type": "function", "function": function}
+
+
+def arguments_of(given: Any, repairs: Repairs) -> dict[str, Any]:
+    """The arguments of a call as an object: what cannot be read as one is its text `input`."""
+    if given is None or given == "":
+        return {}
+    read = given
+    try:
+        for _ in range(2):  # some are JSON within JSON
+            if isinstance(read, str):
+                read = json.loads(read)
+        if isinstance(read, dict):
+            return _clean_tree(read, _DEEPEST)
+    except (ValueError, RecursionError):
+        pass
+    repairs["arguments that are no JSON object, shown as `input`"] += 1
+    return {INPUT: _clean(as_text(given))}
+
+
+def as_text(value: Any) -> str:
+    """What stands for a value where only text can: its JSON, without what is no text for a model."""
+    if isinstance(value, str):
+        return _clean(value)
+    try:
+        return _BLOB.sub("…", _clean(json.dumps(value, ensure_ascii=False)))
+    except RecursionError:
+        return "…"
+
+
+def text_in(value: Any) -> str:
+    """The text of a value that should have been one."""
+    if isinstance(value, list):
+        return "".join(map(text_in, value))
+    if isinstance(value, dict):
+        return next((text_in(value[name]) for name in ("text", "thinking", "summary") if name in value), "")
+    return "" if value is None else str(value)
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _clean(text: str) -> str:
+    """The text with a sign in place of each half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _clean_tree(value: Any, levels: int) -> Any:
+    """A JSON value with clean texts. Raises RecursionError if it is nested too deeply."""
+    if isinstance(value, str):
+        return _clean(value)
+    if not levels:
+        raise RecursionError
+    if isinstance(value, list):
+        return [_clean_tree(each, levels - 1) for each in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean_tree(each, levels - 1) for key, each in value.items()}
+    return value
