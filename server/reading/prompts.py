@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -220,10 +221,7 @@ def _write_answered(
     if not [None for message in messages if type(message.content) is list]:
         return write_conversation(options, messages, context, style)
     shown, files = take_row_files(messages)
-
-    def write(messages: list[Message]) -> Written:
-        return write_conversation(options, messages, context, style)
-
+    write = partial(write_conversation, options, context=context, style=style)
     written = write_restated(shown, context.tokenizer.chat, context.facts.media, write)
     return with_row_files(written, files) if files else written
 

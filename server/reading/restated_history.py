@@ -24,10 +24,10 @@ def write_restated(
     messages: list[Message], template: ChatTemplate, media: MediaFacts | None, write: Write
 ) -> Written:
     """What `write` makes of the messages, in the first form that it takes."""
-    is_late = any(message.role in ("system", "developer") for message in messages[1:])
-    if is_late and not template.takes_late_system:
+    roles = [message.role for message in messages]
+    if ("system" in roles[1:] or "developer" in roles[1:]) and not template.takes_late_system:
         messages = arranged(messages, template)
-    if all(message.role not in WRITTEN for message in messages):
+    if not ("assistant" in roles or "tool" in roles or "function" in roles):
         return write(messages)
     shown, left_out = fit_media(messages, {} if media is None else media.most)
     notes = [f"media in messages of tools left out, which the model does not take ({left_out})"]

@@ -10,9 +10,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import ModelWrapValidatorHandler, model_validator
 
 from server.errors import BadRequest
 from server.media.media_parts import MEDIA_PARTS, ROWS, read_part
@@ -39,30 +39,36 @@ Repairs = Counter[str]
 class HistoryOptions(TemplateOptions):
     """A body with `messages`, in which those that a model or its tools have written are repaired."""
 
-    _repairs: list[str] = PrivateAttr(default_factory=list[str])
-
-    @property
-    def repairs(self) -> list[str]:
-        """Sentences on what was repaired and left out."""
-        return self._repairs
+    repairs: ClassVar[Sequence[str]] = ()
+    """Sentences on what was repaired and left out of a body, which has its own if there are any."""
 
     @model_validator(mode="wrap")
     @classmethod
     def repair(cls, body: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(body, dict):
+        if type(body) is not dict or not _may_need_repair(body):
             return check(body)
         repairs, left_out, given = Repairs(), list[str](), dict[str, Any](body)
         if isinstance(messages := given.get("messages"), list):
             given["messages"] = [repaired(each, repairs) for each in messages]
-        if isinstance(tools := given.get("tools"), list) and tools:
+        if tools := given.get("tools"):
             kept, left_out = known_tools(tools, ("function", "custom"))
             given["tools"] = kept or None
         found = check(given)
-        found._repairs = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
+        notes = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
         if repairs:
             each = [f"{what} ({count})" for what, count in repairs.most_common(MOST_NAMED)]
-            found._repairs.append(f"repaired in messages of the assistant and of tools: {', '.join(each)}")
+            notes.append(f"repaired in messages of the assistant and of tools: {', '.join(each)}")
+        if notes:
+            vars(found)["repairs"] = notes
         return found
+
+
+def _may_need_repair(body: dict[str, Any]) -> bool:
+    if (messages := body.get("messages")) and type(messages) is list:
+        for message in messages:
+            if type(message) is dict and message.get("role") in WRITTEN:
+                return True
+    return type(body.get("tools")) is list
 
 
 def known_tools(tools: Sequence[Any], known: Sequence[str]) -> tuple[list[Any], list[str]]:
