@@ -90,7 +90,7 @@ async def test_a_line_is_answered_as_a_request_is(
 ) -> None:
     frontend.serve("generate", "embed")
     async with working(app) as client:
-        file = (await upload(client, line("good", path, **body) + line("bad", path, zzqq=1, **body))).json()
+        file = (await upload(client, line("good", path, **body) + line("bad", path, model=5, **body))).json()
         batch = await finished(client, input_file_id=file["id"], endpoint=path, metadata={"a": "b"})
         assert batch["status"] == "completed" and batch["metadata"] == {"a": "b"}
         assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
@@ -99,7 +99,7 @@ async def test_a_line_is_answered_as_a_request_is(
         assert good["response"]["body"]["object"] == kind
         bad = json.loads((await client.get(f"/v1/files/{batch['error_file_id']}/content")).content)
         assert bad["custom_id"] == "bad" and bad["response"]["status_code"] == 400
-        assert "zzqq" in bad["response"]["body"]["error"]["message"]
+        assert "model" in bad["response"]["body"]["error"]["message"]
     options = frontend.pooled[-1][1] if path == "/v1/embeddings" else frontend.asked[-1][2]
     assert options["priority"] == 1_000_000_000 and options["owner"] == "alice (waiting)"
     assert options["weight"] == 0.001 and frontend.live == 0
@@ -171,7 +171,7 @@ async def test_lists_have_pages(app: ASGIApp) -> None:
             {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "1w"},
             "completion_window",
         ),
-        ({"input_file_id": "file-x", "endpoint": "/v1/completions", "zzqq": 1}, "zzqq"),
+        ({"input_file_id": "file-x", "endpoint": "/v1/completions", "metadat": {}}, "metadat"),
         (
             {"input_file_id": "file-x", "endpoint": "/v1/completions", "metadata": {"a": "b" * 513}},
             "metadata",
