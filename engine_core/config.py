@@ -100,15 +100,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens reach whole experts on other workers, and results come back: all tokens go to all replicas
     and sums return (allgather_reducescatter, the default), or a token goes where its experts are and each of
     them returns its result by itself (all_to_all)."""
-    enable_eplb: Annotated[bool, OptionDoc(WORKERS)] = False
-    """Copy and move whole experts by the load that is measured, while requests run. Results come back by
-    all_to_all then, so that no bit of an answer changes."""
-    eplb_config: Annotated[dict[str, object], OptionDoc(WORKERS)] = {}
-    """How: num_redundant_experts (0), further copies of experts in each layer; window_size (1000), the steps
-    of which load is counted; step_interval (3000) from one measurement to the next; log_balancedness (false);
-    use_async (true): one layer is moved before a step, not all."""
-    show_expert_load: Annotated[bool, OptionDoc(WORKERS)] = False
-    """Tell on /metrics how many tokens took each expert, with --enable-eplb."""
     distributed_executor_backend: Annotated[str | None, OptionDoc(WORKERS, ("uni", "mp", "ray"))] = None
     """How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the
     machines of a Ray cluster (ray). Default: uni for one worker, mp for more."""

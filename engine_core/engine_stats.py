@@ -11,7 +11,7 @@ from math import expm1
 
 import msgspec
 
-from worker.protocol import Balancedness, DiskTotals
+from worker.protocol import DiskTotals
 
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -19,7 +19,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_ROWS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-REARRANGEMENT_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+LOAD_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
@@ -118,17 +118,6 @@ class GuessReport(msgspec.Struct, frozen=True, gc=False):
     """How many of them held."""
 
 
-class ExpertStats(msgspec.Struct, frozen=True, gc=False):
-    """Statistics of experts: how evenly ranks share the load, and how often experts were moved."""
-
-    balancedness: Balancedness | None
-    """What was measured last."""
-    rearrangements: Buckets
-    """The seconds that moves took in each rearrangement."""
-    tokens: dict[int, list[int]]
-    """layer -> the tokens that took each expert, in total; nothing if they are not to be shown."""
-
-
 class AdapterStats(msgspec.Struct, frozen=True, gc=False):
     """The names of adapters that an engine computes with, and how many its workers have."""
 
@@ -164,8 +153,6 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     landed: StepBuckets | None = None
     kernel_compilations: int = 0
     """The kernels that the worker has compiled since its start, in total."""
-    experts: ExpertStats | None = None
-    """News of experts that are balanced by load, once there are any."""
     media_encoded: int = 0
     """The media items that were encoded, in total."""
     media_reused: int = 0

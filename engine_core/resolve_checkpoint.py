@@ -9,7 +9,6 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig, check_kept_blocks
-from engine_core.options.expert_options import balancing_of
 from engine_core.options.speculation_options import FROM_TEXT, SpeculationOptions, read_guess_options
 from engine_core.protocol import Ready
 from models.checkpoint.hub import HubError, resolve
@@ -103,7 +102,6 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         whole_prompts=not config.enable_chunked_prefill,
         steps_ahead=config.depth - 1,
         registrations=registrations(),
-        balancing=balancing_of(config),
         guesses=read_guess_options(config) is not None,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -14,29 +14,6 @@ from models.pooling.config import PoolingConfig
 from worker.options import WorkerOptions
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Balancing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options by which experts are copied and moved by load: --eplb-config, named as in vLLM."""
-
-    num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The number of further copies of experts in each layer."""
-    window_size: Count = 1000
-    """The number of last steps whose tokens are counted, up to an eighth more."""
-    step_interval: Count = 3000
-    """The steps from one measurement to the next. The first comes after a quarter of them."""
-    log_balancedness: bool = False
-    use_async: bool = True
-    """Whether layers are rearranged in one step each; otherwise all are in one step."""
-    policy: Literal["default"] = "default"
-
-    show_load: bool = False
-    """Whether outputs of steps tell the tokens of each expert; it is an option of its own."""
-
-    @property
-    def first_step(self) -> int:
-        """The number of the step before which load is measured for the first time."""
-        return max(1, self.step_interval // 4)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +113,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     place: Place = Place()
     registrations: Registrations = Registrations()
     """Classes of models that the program has registered."""
-    balancing: Balancing | None = None
-    """How experts are copied and moved by load; None: they stay where they are."""
     guesses: bool = False
     """Whether steps may have guesses, of which layers with states keep something."""
     drafter: DrafterConfig | None = None

@@ -293,28 +293,6 @@ class Vectors(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What answers the other tasks of `Pooling.outputs`."""
 
 
-class Balancedness(msgspec.Struct, frozen=True, gc=False):
-    """The balance of ranks' load by layers' experts: for a layer, the ranks' mean by the largest."""
-
-    least: float
-    p50: float
-    """The value that half of the layers reach."""
-    p90: float
-    """The value that nine of ten layers reach."""
-    average: float
-
-
-class ExpertReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """News of experts that are balanced by load."""
-
-    balancedness: Balancedness | None = None
-    """The balancedness of the layers of the last stage, if it was measured."""
-    rearrangements: tuple[float, ...] = ()
-    """The seconds of rearrangements that came to their end."""
-    tokens: dict[int, list[int]] = {}
-    """layer -> the tokens of this replica that took each expert, in total since the start."""
-
-
 class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The output of a step. Lists follow the order of StepInput.seqs."""
 
@@ -339,7 +317,6 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The seconds that these guesses took."""
     kernel_compilations: int = 0
     """How many kernels the worker has compiled, from its start to the launch of this step."""
-    experts: ExpertReport | None = None
 
 
 class DiskTotals(msgspec.Struct, frozen=True, gc=False):

@@ -50,8 +50,8 @@ class Runner:
 
     def __init__(self, config: WorkerConfig, report: Report) -> None:
         self._config, self._device = config, open_device(config)
-        target, place, moves = self._device.target, config.place, bool(config.balancing)
-        self._groups = join_groups(place, self._device.open_group, target, moves_experts=moves)
+        target, place = self._device.target, config.place
+        self._groups = join_groups(place, self._device.open_group, target)
         limits = agree(resolve_limits(config, self._device), self._groups.minimum)
         with loading(config, self._device, self._groups, limits, report) as loaded:
             self._hooks = hooks = install_features(loaded, report)
@@ -103,12 +103,10 @@ class Runner:
 
     def _finish(self, batch: Batch, outcome: Outcome) -> Launched:
         """Pool, and start to fetch the output."""
-        pooled, tells = PooledVectors(), [*batch.tells]
+        pooled = PooledVectors()
         for pool in batch.pools:
             pool(batch, outcome, pooled)
-        for tell in self._hooks.tell:
-            tells += tell(batch)
-        return fetch_output(self._device, batch, outcome, pooled, tells)
+        return fetch_output(self._device, batch, outcome, pooled, batch.tells)
 
     @torch.inference_mode()
     def prepare(self) -> bool:

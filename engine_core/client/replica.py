@@ -135,7 +135,7 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    apart = dict.fromkeys(("landed", "experts", "disk", "host"))  # these are shown by engine
+    apart = dict.fromkeys(("landed", "disk", "host"))  # these are shown by engine
     special = ("kv_usage", "expected_wait", "rates", "guesses", "adapters", *apart)
     names = [name for name in Stats.__struct_fields__ if name not in special]
     return Stats(

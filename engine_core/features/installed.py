@@ -5,7 +5,6 @@ from __future__ import annotations
 from engine_core.config import EngineConfig
 from engine_core.features.adapters.adapter_turns import AdapterTurns
 from engine_core.features.cache_tiers.stored_prefixes import StoredPrefixes
-from engine_core.features.experts.balanced_experts import BalancedExperts
 from engine_core.features.faults.deadlines import Deadlines
 from engine_core.features.faults.suspects import Suspects
 from engine_core.features.grammar.answer_bounds import AnswerBounds
@@ -50,8 +49,6 @@ def make_scheduler(
     features.append(bounds)
     if (drafts := make_drafts(config, facts, core)) is not None:
         features.append(drafts)
-    if config.enable_eplb:
-        features.append(BalancedExperts())
     features += [suspects, deadlines]
     core.hooks.install(features)
     for each in (text_alone, bounds, suspects, deadlines):

@@ -6,7 +6,7 @@ import logging
 from typing import get_args
 
 from engine_core.config import EngineConfig, ProcessConfig, cluster_key_needed
-from engine_core.options.expert_options import balancing_of, transport_of
+from engine_core.options.expert_options import transport_of
 from models.config import ConfigError, ModelConfig
 from models.parallel.experts import Placement, check_experts, count_experts
 from models.parallel.rank_shares import check_cut
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int = 1) -> None:
     """Refuse a layout into which the model cannot be cut. So many replicas share experts, if any do."""
     check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
-    balancing = balancing_of(config)
+    transport_of(config)
     if not config.enable_expert_parallel:
         if config.expert_placement_strategy != "linear":
             raise ConfigError(
@@ -27,15 +27,14 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
             )
         return
     ranks = config.tensor_parallel_size * expert_replicas
-    redundant = balancing.num_redundant_experts if balancing else 0
-    if expert_replicas > 1 and not redundant and (count := count_experts(model)) % ranks:
+    if expert_replicas > 1 and (count := count_experts(model)) % ranks:
         raise ConfigError(
             f"--enable-expert-parallel: {count} experts cannot be divided evenly among {ranks} ranks, which "
             f"--tensor-parallel-size {config.tensor_parallel_size} times --data-parallel-size "
             f"{expert_replicas} makes; choose sizes whose product divides {count}, or leave the option out, "
             "and each replica holds all experts"
         )
-    check_experts(model, ranks, redundant)
+    check_experts(model, ranks)
     placement_of(config)
     if ranks == 1:
         _log.warning(

@@ -6,7 +6,7 @@ replica all have its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,40 +49,17 @@ class ApartTransport:
         self._parallel = parallel
         self._held = len(layout) // place.size
         self._first = place.rank * self._held
-        self._places = torch.zeros(count, 1 + place.redundant, dtype=torch.int32, device=device)
-        """The places of each expert's copies [E, most copies] among those of all ranks."""
-        self._copies = torch.ones(count, dtype=torch.int32, device=device)
-        """The number of copies of each expert [E]."""
-        self.tokens: Tensor | None = None
-        """A table [E] int64 in which this replica's tokens are counted by expert, if that is wanted."""
-        self.place_experts(layout)
-
-    def place_experts(self, layout: Sequence[int]) -> None:
-        """Change where experts are looked for: `layout` has the expert at each place of all ranks."""
-        count, most = self._places.shape
-        found: list[list[int]] = [[] for _ in range(count)]
-        for place, expert in enumerate(layout):
-            found[expert].append(place)
-        rows = [places + places[:1] * (most - len(places)) for places in found]
-        self._places.copy_(torch.tensor(rows, dtype=torch.int32))
-        self._copies.copy_(torch.tensor([len(places) for places in found], dtype=torch.int32))
-
-    def find(self, ids: Tensor) -> Tensor:
-        """The places [T, k] of chosen experts. Neighbouring tokens take different copies of one."""
-        ids = ids.long()
-        if self.tokens is not None:
-            flat = ids.reshape(-1)
-            self.tokens.index_add_(0, flat, torch.ones_like(flat))
-        replicas = self._parallel.replicas
-        turn = torch.arange(len(ids), device=ids.device) + (0 if replicas is None else replicas.rank)
-        return self._places[ids, turn.view(-1, 1) % self._copies[ids]]
+        places = torch.empty(count, dtype=torch.int32)
+        places[torch.tensor(layout)] = torch.arange(count, dtype=torch.int32)
+        self._places = places.to(device)
+        """The place of each expert [E] among those of all ranks."""
 
     def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, add_up: AddUp) -> Tensor:
         """x [T, H] and what was chosen for it [T, k] -> the sums [T, H] float32.
 
         `add_up` is called with numbers of this rank's matrices in place of those of experts.
         """
-        parallel, places = self._parallel, self.find(ids)
+        parallel, places = self._parallel, self._places[ids.long()]
         results = torch.zeros(places.numel(), x.shape[1], dtype=torch.float32, device=x.device)
         if parallel.replicas is None:
             self._compute_here(x, places, results, add_up)

@@ -243,17 +243,11 @@ def describe_experts(model: nn.Module) -> str:
     first = layers[0]
     held = sum(parameter.nbytes for layer in layers for parameter in layer.parameters())
     others = sum(parameter.nbytes for parameter in model.parameters()) - held
-    if (place := first.parallel.experts) is None:
+    if first.parallel.experts is None:
         piece = "" if first.share.is_whole else f", 1/{first.parallel.size} of the width of each,"
         which = f"{first.count} experts{piece}"
     else:
-        held_here = set(first.numbers)
-        which = f"{len(held_here)} of {first.count} experts"
-        if place.redundant:
-            which = (
-                f"{which} at {len(first.numbers)} places, with {place.redundant} copies of experts among "
-                f"{place.size} ranks,"
-            )
+        which = f"{len(first.numbers)} of {first.count} experts"
     return (
         f"this worker holds {which} in each of its layers with experts ({len(layers)}): "
         f"{held / (1 << 20):,.0f} MiB, and {others / (1 << 20):,.0f} MiB of other weights"

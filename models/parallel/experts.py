@@ -30,18 +30,9 @@ class ExpertPlace:
     size: int
     placement: Placement = "linear"
     transport: Transport = "allgather_reducescatter"
-    redundant: int = 0
-    """The number of further copies of experts in each layer: at first of its first ones, in order."""
 
     def layout(self, count: int) -> list[int]:
-        """The expert at each place, of `count` in a layer: the places of the first rank, then the next's.
-
-        They lie so when they are loaded; later they may be moved.
-        """
-        if self.redundant:
-            if (count + self.redundant) % self.size:
-                raise ValueError(_indivisible_copies(count, self.redundant, self.size))
-            return [place % count for place in range(count + self.redundant)]
+        """The expert at each place, of `count` in a layer: the places of the first rank, then the next's."""
         if count % self.size:
             raise ValueError(_indivisible(count, self.size))
         if self.placement == "round_robin":
@@ -70,16 +61,14 @@ def _first_count(model: ModelConfig, names: Iterable[str]) -> int:
     return next((count for count in found if isinstance(count, int) and count > 0), 0)
 
 
-def check_experts(model: ModelConfig, ranks: int, redundant: int = 0) -> None:
+def check_experts(model: ModelConfig, ranks: int) -> None:
     """Refuse a model whose experts cannot be divided among so many ranks, before processes are started."""
     count = count_experts(model)
     if not count:
         raise ConfigError(
             f"--enable-expert-parallel: {model.architecture} has no experts; leave the option out"
         )
-    if redundant and (count + redundant) % ranks:
-        raise ConfigError(_indivisible_copies(count, redundant, ranks))
-    if not redundant and count % ranks:
+    if count % ranks:
         possible = (n for n in range(2, count + 1) if count % n == 0 and _cuts_heads(model, n))
         raise ConfigError(_indivisible(count, ranks, possible))
 
@@ -91,17 +80,6 @@ def _indivisible(count: int, ranks: int, possible: Iterable[int] = ()) -> str:
     return (
         f"--enable-expert-parallel: {count} experts cannot be divided evenly among {ranks} ranks; {choose}"
         "leave the option out, and each rank holds a piece of every expert"
-    )
-
-
-def _indivisible_copies(count: int, redundant: int, ranks: int) -> str:
-    """The refusal of a number of further copies, with the nearest that are possible."""
-    least = -count % ranks
-    below = redundant - (count + redundant) % ranks
-    choose = " or ".join(str(number) for number in (below, below + ranks) if number >= least)
-    return (
-        f"--eplb-config: {count} experts and {redundant} redundant ones cannot be divided evenly among "
-        f"{ranks} ranks; choose num_redundant_experts {choose}"
     )
 
 

@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import (
-    REARRANGEMENT_SECONDS,
+    LOAD_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
@@ -52,7 +52,6 @@ class EngineNumbers(Collector):
             yield family
         yield self._waiting(stats_of)
         yield from self._steps(stats_of)
-        yield from self._experts(stats_of)
         yield from self._guesses(stats_of)
         yield from self._kept({number: stats.disk for number, stats in stats_of.items()}, _DISK)
         yield from self._kept({number: stats.host for number, stats in stats_of.items()}, _HOST)
@@ -80,35 +79,6 @@ class EngineNumbers(Collector):
                     add_histogram(family, [self._model, number], bounds, found.counts, found.total)
             yield family
 
-    def _experts(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
-        """Metrics of experts that are balanced by load, where they are."""
-        told = {number: stats.experts for number, stats in stats_of.items() if stats.experts is not None}
-        if not told:
-            return
-        for ending, field, text in _BALANCEDNESS:
-            gauge = GaugeMetricFamily(f"vllm:eplb_balancedness_{ending}", text, labels=LABELS)
-            for number, experts in told.items():
-                if experts.balancedness is not None:
-                    gauge.add_metric([self._model, number], getattr(experts.balancedness, field))
-            yield gauge
-        count = CounterMetricFamily(
-            "vllm:eplb_rearrangements", "Rearrangements of experts that moved any.", labels=LABELS
-        )
-        seconds = HistogramMetricFamily(
-            "vllm:eplb_rearrangement_seconds", "Seconds of a rearrangement's moves.", labels=LABELS
-        )
-        tokens = CounterMetricFamily(
-            "facet:expert_tokens", "Tokens that took an expert.", labels=[*LABELS, "layer", "expert"]
-        )
-        for number, experts in told.items():
-            count.add_metric([self._model, number], sum(experts.rearrangements.counts))
-            moves = experts.rearrangements
-            add_histogram(seconds, [self._model, number], REARRANGEMENT_SECONDS, moves.counts, moves.total)
-            for layer, totals in experts.tokens.items():
-                for expert, total in enumerate(totals):
-                    tokens.add_metric([self._model, number, str(layer), str(expert)], total)
-        yield from (count, seconds, tokens)
-
     def _kept(self, totals_of: Mapping[str, DiskTotals | None], shown: KeptMetrics) -> Iterator[Metric]:
         """What became of cache blocks on disk or in the host's memory, where some are kept."""
         told = {number: totals for number, totals in totals_of.items() if totals is not None}
@@ -135,7 +105,7 @@ class EngineNumbers(Collector):
         for number, one in told.items():
             held.add_metric([self._model, number], one.resident)
             counts, total = one.loads.counts, one.loads.total
-            add_histogram(loads, [self._model, number], REARRANGEMENT_SECONDS, counts, total)
+            add_histogram(loads, [self._model, number], LOAD_SECONDS, counts, total)
         yield from (info, held, loads)
 
     def _guesses(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
@@ -212,14 +182,6 @@ _STEP_HISTOGRAMS = (
     ("facet:step_pooled_rows", "texts", STEP_ROWS, "Texts to be pooled in a step."),
 )
 """Name, the field of StepBuckets that it shows, its bounds, its help text."""
-
-_BALANCEDNESS = (
-    ("min", "least", "Balancedness of experts, mean load of ranks by the largest, of the worst layer."),
-    ("p50", "p50", "Balancedness of experts that half of the layers reach."),
-    ("p90", "p90", "Balancedness of experts that nine of ten layers reach."),
-    ("avg", "average", "Balancedness of experts, the mean of all layers."),
-)
-"""End of a metric's name, the field of Balancedness that it shows, its help text."""
 
 
 def add_histogram(

@@ -35,18 +35,17 @@ _IDLE_OBJECTS = "attention-config kernel-config structured-outputs-config"
 
 _REFUSED_SWITCHES = """
     calculate-kv-scales cudagraph-metrics data-parallel-multi-port-external-lb disable-sliding-window
-    enable-cumem-allocator enable-dbo enable-elastic-ep enable-fault-tolerance enable-layerwise-nvtx-tracing
-    enable-log-outputs enable-mfu-metrics enable-nccl-comm-suspend enable-offline-docs
-    enable-return-routed-experts enable-scale-out enable-trace-replay exclude-tools-when-tool-choice-none grpc
-    kv-cache-metrics log-error-stack mm-encoder-only numa-bind ray-workers-use-nsight return-sampling-mask
-    specialize-active-lora tokens-only
+    enable-cumem-allocator enable-dbo enable-elastic-ep enable-eplb enable-fault-tolerance
+    enable-layerwise-nvtx-tracing enable-log-outputs enable-mfu-metrics enable-nccl-comm-suspend
+    enable-offline-docs enable-return-routed-experts enable-scale-out enable-trace-replay
+    exclude-tools-when-tool-choice-none grpc kv-cache-metrics log-error-stack mm-encoder-only numa-bind
+    ray-workers-use-nsight return-sampling-mask specialize-active-lora tokens-only
 """
 _REFUSED_VALUES = """
     additional-config collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params
-    custom-histogram-buckets dbo-decode-token-threshold
-    dbo-prefill-token-threshold default-mm-loras device-ids distributed-timeout-seconds ec-transfer-config
-    fault-tolerance-config grpc-port io-processor-plugin kv-cache-dtype-skip-layers kv-events-config
-    max-num-scheduled-tokens
+    custom-histogram-buckets dbo-decode-token-threshold dbo-prefill-token-threshold default-mm-loras
+    device-ids distributed-timeout-seconds ec-transfer-config eplb-config fault-tolerance-config grpc-port
+    io-processor-plugin kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
     model-class-overrides model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config
     reasoning-config tool-server weight-transfer-config
 """

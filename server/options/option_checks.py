@@ -145,13 +145,13 @@ def _check_nodes(config: ServerConfig) -> None:
 def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     # after `serve` has checked whose `models` this is
-    from engine_core.options.expert_options import balancing_of
+    from engine_core.options.expert_options import transport_of
     from engine_core.options.speculation_options import read_guess_options
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
     try:
-        balancing_of(engine)
+        transport_of(engine)
         read_guess_options(engine)
         check_kept_blocks(engine)
     except ValueError as error:
@@ -163,7 +163,7 @@ def _check_replicas(config: ServerConfig) -> None:
     if replicas.by_ray:
         _check_ray(config)
     if config.data_parallel_external_lb or replicas.apart:
-        _check_balancing(config)
+        _check_balanced_server(config)
     if replicas.here < 0 or replicas.first + replicas.here > size:
         raise OptionError(
             f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
@@ -222,7 +222,7 @@ def _check_ray(config: ServerConfig) -> None:
         )
 
 
-def _check_balancing(config: ServerConfig) -> None:
+def _check_balanced_server(config: ServerConfig) -> None:
     """Check the options of a server that is one of several behind a load balancer."""
     rank, size = config.data_parallel_rank, config.data_parallel_size
     flag = "--data-parallel-hybrid-lb" if rank is None else "--data-parallel-rank"

@@ -72,15 +72,6 @@ def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
         assert all_at_once(server) == expected
 
 
-def test_experts_move_while_answers_stay_the_same(folder: Path, expected: list[str]) -> None:
-    moving = ("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 4, "step_interval": 12}')
-    with serving(str(folder), *SMALL, "-dp", "2", "--enable-expert-parallel", *moving) as server:
-        wait_until(lambda: server.numbers("facet:replicas_alive")[""] == 2, 30, server.output)
-        for _ in range(3):
-            assert all_at_once(server) == expected
-        assert sum(server.numbers("vllm:eplb_rearrangements_total").values()) > 0
-
-
 def written(server: LiveServer) -> float:
     return sum(server.numbers("facet:disk_blocks_written_total").values())
 

@@ -16,10 +16,9 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import STEPS_BETWEEN
-from engine_core.features.experts.balanced_experts import BalancedExperts
 from engine_core.protocol import AddRequest, Failed, Progress, Tokens
 from engine_core.reason_codes import QUARANTINED
-from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput
+from worker.protocol import Sampling, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
 
 Told = dict[tuple[int, int], list[Tokens | Failed]]
@@ -160,33 +159,3 @@ def test_compiled_kernels_are_told_from_the_start_on(model: Path) -> None:
     engine.add(0, add(1, [1, 2]))
     run(engine)
     assert engine.stats().kernel_compilations == 4
-
-
-class Balancing(FakeExecutor):
-    """Its worker tells of experts in three steps: of load, of two rearrangements, and of tokens."""
-
-    reports = (
-        ExpertReport(Balancedness(0.25, 0.75, 0.5, 0.625)),
-        ExpertReport(rearrangements=(0.5, 0.002)),
-        ExpertReport(tokens={1: [4, 2]}),
-    )
-
-    def submit(self, step: StepInput) -> Landed:
-        landed = super().submit(step)
-        assert isinstance(landed.output, StepOutput)
-        report = dict(enumerate(self.reports, start=1)).get(step.number)
-        landed.output = replace(landed.output, experts=report)
-        return landed
-
-
-def test_news_of_experts_are_gathered(model: Path) -> None:
-    engine = Engine.start(engine_config(model), lambda _: None, Balancing)
-    engine._scheduler.hooks.install([BalancedExperts()])  # pyright: ignore[reportPrivateUsage]
-    assert engine.stats().experts is None
-    engine.add(0, add(1, [1, 2], 8))
-    run(engine)
-    told = engine.stats().experts
-    assert told is not None
-    assert told.balancedness == Balancedness(0.25, 0.75, 0.5, 0.625)
-    assert (sum(told.rearrangements.counts), told.rearrangements.total) == (2, 0.502)
-    assert told.tokens == {1: [4, 2]}

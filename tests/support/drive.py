@@ -98,7 +98,6 @@ def load_ranks(
     placement: Placement | None = None,
     transport: Transport = "allgather_reducescatter",
     replicas: Sequence[Replicas] | None = None,
-    redundant: int = 0,
 ) -> list[CausalLM]:
     """`placement`: how whole experts are divided among the ranks; None means that each has pieces of all.
 
@@ -124,7 +123,6 @@ def load_ranks(
                         expert_size,
                         placement,
                         transport,
-                        redundant,
                     ),
                     replicas=replicas[rank] if replicas else None,
                 ),
@@ -144,7 +142,6 @@ def load_replicas(
     placement: Placement = "linear",
     transport: Transport = "allgather_reducescatter",
     dtype: torch.dtype = torch.float32,
-    redundant: int = 0,
 ) -> list[list[CausalLM]]:
     """The ranks of replicas that share experts."""
     groups = [ThreadGroup(count) for _ in range(size)]
@@ -156,7 +153,6 @@ def load_replicas(
             placement=placement,
             transport=transport,
             replicas=[Replicas(number, count, group.at(number)) for group in groups],
-            redundant=redundant,
         )
         for number in range(count)
     ]

@@ -4,20 +4,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import (
-    REARRANGEMENT_SECONDS,
+    LOAD_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
     AdapterStats,
     Buckets,
-    ExpertStats,
     GuessTotals,
     Stats,
     StepBuckets,
     Timing,
 )
 from server.metrics.server_metrics import Metrics
-from worker.protocol import Balancedness, DiskTotals
+from worker.protocol import DiskTotals
 
 SHOWN_BY = {"counter": "_total", "gauge": "", "histogram": ""}
 """What stands behind a family's name in queries, by its kind."""
@@ -45,16 +44,14 @@ def busy_metrics() -> Metrics:
     seconds, tokens = _buckets(STEP_SECONDS), _buckets(STEP_TOKENS)
     replica = Replica(0)
     landed = StepBuckets(seconds, tokens, decoding=rows, prompts=rows, texts=rows)
-    experts = ExpertStats(Balancedness(0.5, 0.9, 0.6, 0.8), _buckets(REARRANGEMENT_SECONDS), {0: [3, 1]})
     disk = DiskTotals(1, 1, 1, 1, 0, 1)
     replica.stats = Stats(
         *(1, 1, 0.5, 4, 2, 0, 1, 4),
         landed=landed,
-        experts=experts,
         guesses=GuessTotals(1, 1, [1]),
         disk=disk,
         host=disk,
-        adapters=AdapterStats(["a"], [], 1, _buckets(REARRANGEMENT_SECONDS)),
+        adapters=AdapterStats(["a"], [], 1, _buckets(LOAD_SECONDS)),
     )
     metrics.watch(lambda: [replica])
     return metrics

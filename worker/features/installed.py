@@ -43,7 +43,7 @@ def install_features(loaded: Loaded, report: Callable[[str, float], None]) -> Ho
         dtypes = dtype, loaded.cache_dtype
         features.append(Sources(source, model, config, loaded.block_size, dtypes, device))
     if config.place.expert_size > 1:
-        features.append(SharedExperts(model, config, loaded.groups, dtype, target))
+        features.append(SharedExperts(model, config, dtype, target))
     if asked.lora.enable_lora:
         keeps = bool(whole_tasks(loaded.tasks, model.pooler))
         features.append(hold_adapters(config, loaded.options, device, model, keeps_states=keeps))

@@ -226,13 +226,6 @@ class Groups:
     links: Links | None = None
     replicas: Group | None = None
     """The ranks of this one's number in all replicas that share experts."""
-    both: Group | None = None
-    """The ranks of this stage in all replicas that share experts, if those exchange experts."""
-
-    @property
-    def experts(self) -> Collectives | None:
-        """All ranks that share whole experts."""
-        return self.both or self.replicas or self.tensor
 
     @property
     def alone(self) -> bool:
@@ -255,18 +248,12 @@ class Groups:
 
     def close(self) -> None:
         links = (self.links.stream, self.links.tokens) if self.links else ()
-        for group in (self.world, self.tensor, self.replicas, self.both, *links):
+        for group in (self.world, self.tensor, self.replicas, *links):
             if group is not None:
                 group.close()
 
 
-def join_groups(
-    place: Place,
-    open_group: Callable[[Membership], Group],
-    target: torch.device,
-    *,
-    moves_experts: bool = False,
-) -> Groups:
+def join_groups(place: Place, open_group: Callable[[Membership], Group], target: torch.device) -> Groups:
     """Find the other ranks. `open_group` makes a group that exchanges tensors of the device `target`."""
 
     def open_tried(member: Membership) -> Group:
@@ -275,15 +262,13 @@ def join_groups(
         group.all_reduce(torch.zeros(1, device=target))
         return group
 
-    world = replicas = both = tensor = links = None
+    world = replicas = tensor = links = None
     if place.expert_replicas > 1:
         size, number = place.expert_replicas, place.replica or 0
         leads = number == place.rank == 0
         member = _members(place, place.expert_rendezvous, size * place.size, leads)
         world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
         replicas = open_tried(member(f"replicas {place.rank}", number, size))
-        if moves_experts and place.tensor_size > 1:
-            both = open_tried(member(f"experts {place.stage}", place.expert_rank, place.expert_size))
     if place.size == 1:
         return Groups(world, replicas=replicas)
     member = _members(place, place.rendezvous, place.size, place.rank == 0)
@@ -297,7 +282,7 @@ def join_groups(
             for what in ("stream", "tokens")
         )
         links = Links(stream, tokens)
-    return Groups(world, tensor, links, replicas, both)
+    return Groups(world, tensor, links, replicas)
 
 
 def _members(place: Place, rendezvous: str, size: int, leads: bool) -> Callable[[str, int, int], Membership]:
@@ -349,10 +334,7 @@ def expert_place(config: WorkerConfig) -> ExpertPlace | None:
     place = config.place
     if place.expert_size == 1:
         return None
-    redundant = config.balancing.num_redundant_experts if config.balancing else 0
-    return ExpertPlace(
-        place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport, redundant
-    )
+    return ExpertPlace(place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport)
 
 
 def parallel_of(config: WorkerConfig, groups: Groups) -> Parallel:

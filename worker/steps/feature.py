@@ -169,12 +169,6 @@ class Feature:
         """Compute what follows a step of these tokens [T], whose new tokens are in the table."""
         return outcome
 
-    # Its output is told.
-
-    def tell(self, batch: Batch) -> Sequence[Tell]:
-        """Return what completes the output of a step that has been computed."""
-        return ()
-
     def finish(self, step: StepInput, launched: Launched) -> Launched:
         """Do what a step is followed by, before another one begins."""
         return launched
@@ -214,7 +208,6 @@ class Hooks:
         self.forbid = self._overriding(Feature.forbid)
         self.process = self._overriding(Feature.process)
         self.follow = self._overriding(Feature.follow)
-        self.tell = self._overriding(Feature.tell)
         self.finish = self._overriding(Feature.finish)
 
     def _overriding(self, hook: Callable[Concatenate[Any, _P], _R]) -> tuple[Callable[_P, _R], ...]:

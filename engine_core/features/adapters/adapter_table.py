@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from engine_core.adapters.adapter_files import has_changed
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
-from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
+from engine_core.engine_stats import LOAD_SECONDS, AdapterStats, PlainHistogram
 from engine_core.features.adapters.known_adapters import (
     AdapterLoad,
     KnownAdapter,
@@ -75,7 +75,7 @@ class AdapterTable:
         """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
         is read beside steps, and might be read before."""
         self._queued: dict[Key, RequestForAdapter] = {}
-        self._asleep, self._loads = False, PlainHistogram(REARRANGEMENT_SECONDS)
+        self._asleep, self._loads = False, PlainHistogram(LOAD_SECONDS)
         self._uses = self._passed = self._running = 0
         self._patience = 0.0
         """Seconds for which a wanted adapter waits for the place of one that was just used."""

@@ -17,9 +17,8 @@ from engine_core.executor import Executor, InlineExecutor, ReportPhase
 from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
-from engine_core.resolve_checkpoint import make_worker_config
 from models.config import read_config
-from worker.config import Balancing, Place, WorkerConfig
+from worker.config import Place, WorkerConfig
 
 KEY = "0123456789abcdef"
 
@@ -156,24 +155,6 @@ def test_the_exchange_of_tokens_reaches_every_rank() -> None:
 
     assert exchanges() == {"allgather_reducescatter"}
     assert exchanges(all2all_backend="all_to_all") == {"all_to_all"}
-    assert exchanges(enable_eplb=True) == {"all_to_all"}
-
-
-def test_copies_of_experts_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
-    model = read_config(tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path))
-
-    def balanced(ranks: int, redundant: int) -> EngineConfig:
-        config: dict[str, object] = {"num_redundant_experts": redundant}
-        return asked(ranks, enable_expert_parallel=True, enable_eplb=True, eplb_config=config)
-
-    with pytest.raises(ValueError, match=r"7 experts and 4 redundant ones .* 2 ranks; .*experts 3 or 5$"):
-        check_layout(balanced(2, 4), model)
-    with pytest.raises(ValueError, match=r"7 experts and 2 redundant ones .* 4 ranks; .*experts 1 or 5$"):
-        check_layout(balanced(4, 2), model)
-    check_layout(balanced(2, 1), model)
-    told = make_worker_config(replace(balanced(2, 1), show_expert_load=True), model, tmp_path).balancing
-    assert told == Balancing(num_redundant_experts=1, show_load=True)
-    assert make_worker_config(asked(2), model, tmp_path).balancing is None
 
 
 def test_whole_experts_are_shared_by_the_ranks_of_a_stage_in_all_replicas(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models.config import read_config
-from models.layers.experts import describe_experts
 from models.layers.moe import MoeMLP
 from models.model import CausalLM
 from models.parallel.experts import Transport
@@ -78,13 +77,3 @@ def test_what_is_sent_is_counted(replicas: int, tmp_path: Path) -> None:
     apart = sent(folder, "all_to_all", replicas)
     counts = mixtures * 8 * (replicas - 1)
     assert 0 < apart - counts <= tokens * min(chosen, replicas - 1) * (row + choices)
-
-
-def test_the_log_says_how_many_copies_of_experts_there_are(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])
-    ranks = load_replicas(folder, 4, transport="all_to_all", redundant=4)
-    said = [describe_experts(models[0]) for models in ranks]
-    which = "3 of 8 experts at 3 places, with 4 copies of experts among 4 ranks, in each of its layers"
-    assert all(f"this worker holds {which}" in each for each in said)
-    several = load_replicas(folder, 2, transport="all_to_all", redundant=12)
-    assert "holds 8 of 8 experts at 10 places, with 12 copies" in describe_experts(several[0][0])

@@ -11,13 +11,12 @@ from shown_metrics import labels_by_name
 
 from engine_core.client.replica import Replica, all_stats
 from engine_core.engine_stats import (
-    REARRANGEMENT_SECONDS,
+    LOAD_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
     AdapterStats,
     Buckets,
-    ExpertStats,
     GuessTotals,
     Stats,
     StepBuckets,
@@ -25,7 +24,6 @@ from engine_core.engine_stats import (
 )
 from server.metrics.server_metrics import Metrics
 from worker import logs
-from worker.protocol import Balancedness
 
 LABELS = '{engine="0",model_name="m"}'
 
@@ -150,27 +148,6 @@ def test_guesses_are_counted_by_engine_and_place() -> None:
     assert total is not None and total.guesses == GuessTotals(6, 14, [5, 2, 0])
 
 
-def test_experts_that_are_balanced_by_load_are_shown() -> None:
-    metrics = Metrics("m")
-    replica = Replica(0)
-    replica.stats = plain = Stats(0, 0, 0.0, 0, 0, 0, 0, 0)
-    metrics.watch(lambda: [replica])
-    assert not any("eplb" in name or "expert" in name for name in values(metrics))
-    seconds = Buckets((1, 2) + (0,) * (len(REARRANGEMENT_SECONDS) - 1), 0.0075)
-    told = ExpertStats(Balancedness(0.25, 0.75, 0.5, 0.625), seconds, {0: [5, 0, 7], 3: [1, 2, 9]})
-    replica.stats = msgspec.structs.replace(plain, experts=told)
-    found = values(metrics)
-    for ending, value in {"min": 0.25, "p50": 0.75, "p90": 0.5, "avg": 0.625}.items():
-        assert found[f"vllm:eplb_balancedness_{ending}{LABELS}"] == value
-    assert found[f"vllm:eplb_rearrangements_total{LABELS}"] == 3
-    assert found[f"vllm:eplb_rearrangement_seconds_sum{LABELS}"] == 0.0075
-    assert found['vllm:eplb_rearrangement_seconds_bucket{engine="0",le="0.001",model_name="m"}'] == 1
-    for layer, totals in told.tokens.items():
-        for expert, total in enumerate(totals):
-            labels = f'{{engine="0",expert="{expert}",layer="{layer}",model_name="m"}}'
-            assert found[f"facet:expert_tokens_total{labels}"] == total
-
-
 def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:
     metrics = Metrics("m")
     metrics.http("/v1/completions", "POST", 200, 0.2)
@@ -218,7 +195,7 @@ def test_the_page_on_metrics_lists_what_there_is_and_nothing_else() -> None:
 
 def test_adapters_are_named_and_counted_by_their_names() -> None:
     replicas = [Replica(0), Replica(1)]
-    counts = (0, 2) + (0,) * (len(REARRANGEMENT_SECONDS) - 1)
+    counts = (0, 2) + (0,) * (len(LOAD_SECONDS) - 1)
     for replica, running in zip(replicas, (["b"], ["a", "b"]), strict=True):
         adapters = AdapterStats(running, ["late"], 2, Buckets(counts, 0.004))
         replica.stats = Stats(1, 0, 0.0, 0, 0, 0, 3, 12, adapters=adapters)

@@ -42,7 +42,6 @@ def file(tmp_path: Path) -> Path:
 
 
 HTTPS = ["--ssl-keyfile", "k", "--ssl-certfile", "c"]
-WHOLE = ("--enable-expert-parallel", "--enable-eplb")
 
 
 def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
@@ -209,45 +208,17 @@ def test_exchanges_of_vllm_are_refused_with_what_to_use_instead(name: str, inste
 
 
 def test_parts_of_an_option_are_given_by_dotted_flags() -> None:
-    flags = ("-tp", "2", "--enable-expert-parallel", "--enable-eplb")
-    given = ("--eplb-config.step_interval", "300", "--eplb-config.use-async=false")
-    whole = ("--eplb-config", '{"step_interval": 7, "num_redundant_experts": 2}')
-    assert read("m", *flags, *given).engine.eplb_config == {"step_interval": 300, "use_async": False}
-    both = {"step_interval": 300, "num_redundant_experts": 2, "use_async": False}
-    assert read("m", *flags, *whole, *given).engine.eplb_config == both
+    given = ("--hf-overrides.rope_theta", "300", "--hf-overrides.use-cache=false")
+    whole = ("--hf-overrides", '{"rope_theta": 7, "vocab_size": 2}')
+    both = {"rope_theta": 300, "vocab_size": 2, "use_cache": False}
+    assert read("m", *whole, *given).engine.hf_overrides == both
     nested = ("--hf_overrides.rope_scaling.rope_type", "yarn", "--hf-overrides.rope_scaling.factor=2.5")
     assert read("m", *nested).engine.hf_overrides == {"rope_scaling": {"rope_type": "yarn", "factor": 2.5}}
     assert "--hf-overrides.a.b: a is given as something else" in refusal(
         "m", "--hf-overrides.a", "1", "--hf-overrides.a.b", "2"
     )
-    assert "--eplb-config.step_interval needs a value" in refusal("m", "--eplb-config.step_interval")
+    assert "--hf-overrides.rope_theta needs a value" in refusal("m", "--hf-overrides.rope_theta")
     assert "there is no option --port.a" in refusal("m", "--port.a", "1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--enable-eplb"], "--enable-eplb goes with --enable-expert-parallel: add that, or leave it out"),
-        (["--eplb-config", '{"window_size": 3}'], "--eplb-config goes with --enable-eplb"),
-        (["--show-expert-load"], "--show-expert-load goes with --enable-eplb"),
-        ([*WHOLE, "--all2all-backend", "allgather_reducescatter"], "answers would change when they move"),
-        (
-            [*WHOLE, "--eplb-config.windows_size", "3"],
-            "there is no windows_size; there are num_redundant_exp",
-        ),
-        ([*WHOLE, "--eplb-config.show_load", "true"], "--eplb-config: there is no show_load"),
-        (
-            [*WHOLE, "--eplb-config.window_size", "0"],
-            "--eplb-config: Expected `int` >= 1 - at `$.window_size`",
-        ),
-        (
-            [*WHOLE, "--eplb-config.num_redundant_experts=2", "--expert-placement-strategy", "round_robin"],
-            "round_robin does not go with num_redundant_experts",
-        ),
-    ],
-)
-def test_balancing_that_cannot_be_is_refused(arguments: list[str], message: str) -> None:
-    assert message in refusal("m", "-tp", "2", *arguments)
 
 
 def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:

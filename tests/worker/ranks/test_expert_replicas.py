@@ -14,8 +14,7 @@ from tiny import tiny_checkpoint
 
 from models.config import read_config
 from models.parallel.experts import Placement, Transport
-from worker.config import Balancing
-from worker.protocol import ExpertReport, NewSeq, Sampling, SeqStep, StepInput, StepOutput
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 
 PROMPTS = [list(range(40, 63)), [9] * 17, list(range(7, 12)), [3, 250, 4]]
 SIZES = [7, 2, 5, 3]
@@ -34,7 +33,6 @@ class Text:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     length: int = OUTPUT
-    reports: list[ExpertReport] = field(default_factory=list[ExpertReport])
 
     @property
     def left(self) -> bool:
@@ -55,8 +53,6 @@ class Text:
         return StepInput(number=number, new=new, seqs=[seq])
 
     def take(self, output: StepOutput) -> None:
-        if output.experts is not None:
-            self.reports.append(output.experts)
         if output.tokens and output.tokens[0] >= 0:
             self.tokens.append(output.tokens[0])
             entry = output.logprobs[0]
@@ -71,13 +67,11 @@ def run(
     sizes: Sequence[int] = SIZES,
     *,
     length: int = OUTPUT,
-    balancing: Balancing | None = None,
     options: Mapping[str, object] | None = None,
 ) -> list[Text]:
     """Each replica writes one text; those that are done take part without rows of their own."""
     shared = ranks.rendezvous()
     config = worker_config(folder=str(folder), model=read_config(folder, {}), **SIZE, **(options or {}))
-    config = replace(config, balancing=balancing)
     replicas = [layout.places_of(number, ranks.rendezvous(), shared) for number in range(layout.replicas)]
     ranks.open([replace(config, place=place) for places in replicas for place in places])
     texts = [Text(prompt, size, length=length) for prompt, size in zip(PROMPTS, sizes, strict=False)][
@@ -135,45 +129,3 @@ def test_what_returns_apart_has_the_same_bits_wherever_experts_lie(
     ]
     for found in results[1:]:
         assert (found.tokens, found.logprobs) == (results[0].tokens, results[0].logprobs)
-
-
-# Experts that are copied and moved by load.
-
-
-LENGTH = 9
-
-
-def balancing(copies: int, use_async: bool) -> Balancing:
-    """Load is measured before the steps 1, 4, 7, ..., when some replicas are done and idle."""
-    return Balancing(num_redundant_experts=copies, window_size=4, step_interval=3, use_async=use_async)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_the_same_before_during_and_after_moves(
-    family: str, ranks: Ranks, tmp_path: Path
-) -> None:
-    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
-    fixed = run(ranks, folder, Layout(1, 1, "linear", "all_to_all", 4), length=LENGTH)
-    for tensor, replicas, use_async in ((2, 1, True), (1, 2, False), (1, 4, True), (2, 2, True)):
-        layout = Layout(tensor, 1, "linear", "all_to_all", replicas)
-        found = run(ranks, folder, layout, length=LENGTH, balancing=balancing(tensor * replicas, use_async))
-        for text, expected in zip(found, fixed, strict=False):
-            assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
-        rearranged = sum(len(report.rearrangements) for report in found[0].reports)
-        assert rearranged >= 1
-        measured = [report.balancedness for report in found[0].reports if report.balancedness]
-        assert len(measured) > 2
-        assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)
-
-
-@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8-dynamic"])
-def test_packed_bytes_move_in_every_form(quantization: str | None, ranks: Ranks, tmp_path: Path) -> None:
-    family = "Qwen2MoeForCausalLM"
-    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
-    options = {"dtype": "bfloat16", "quantization": quantization}
-    layout = Layout(1, 1, "linear", "all_to_all", 2)
-    fixed = run(ranks, folder, layout, length=LENGTH, options=options)
-    found = run(ranks, folder, layout, length=LENGTH, options=options, balancing=balancing(2, True))
-    for text, expected in zip(found, fixed, strict=True):
-        assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
-    assert sum(len(report.rearrangements) for report in found[0].reports) >= 1

@@ -1,4 +1,4 @@
-"""Experts as a feature: ranks that share them compute steps together, and move experts by load."""
+"""Experts as a feature: ranks that share them compute steps together."""
 
 from __future__ import annotations
 
@@ -13,28 +13,20 @@ from models.model import ServedModel
 from models.parallel.experts import count_chosen
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
-from worker.features.experts.balancer import Balancer
 from worker.protocol import StepInput
-from worker.ranks.process_groups import Groups, expert_place
-from worker.steps.batch import Batch, Tell
 from worker.steps.feature import Feature
 from worker.tables.positions import Columns, PlainRead, Read
 
 
 class SharedExperts(Feature):
-    _balancer: Balancer | None = None
-    """What moves experts by load, once the first steps are done."""
-
     def __init__(
         self,
         model: ServedModel,
         config: WorkerConfig,
-        groups: Groups,
         dtype: torch.dtype,
         target: torch.device,
     ) -> None:
-        self._model, self._config, self._groups = model, config, groups
-        self._dtype, self._target = dtype, target
+        self._config, self._dtype, self._target = config, dtype, target
         self._mixtures = find_mixtures(model, config)
 
     def step_bytes(self, limits: WorkerLimits) -> int:
@@ -46,14 +38,6 @@ class SharedExperts(Feature):
         each = count_chosen(model) * model.hidden_size * (results + self._dtype.itemsize)
         return limits.max_num_batched_tokens * place.expert_replicas * each
 
-    def begin(self) -> None:
-        """Count the load of experts from now on, if they are moved by it."""
-        balancing, place = self._config.balancing, expert_place(self._config)
-        if balancing is None or place is None or self._groups.experts is None or not self._mixtures:
-            return
-        size = self._config.place.tensor_size
-        self._balancer = Balancer(self._model, place, self._groups.experts, size, balancing)
-
     def warm_up(self, steps: list[StepInput]) -> list[StepInput]:
         """Tell that all replicas take the same steps."""
         replicas = self._config.place.expert_replicas
@@ -62,9 +46,7 @@ class SharedExperts(Feature):
         return [replace(step, replica_tokens=[step.seqs[0].count] * replicas) for step in steps]
 
     def before(self, step: StepInput) -> None:
-        """Move experts, and compute what this rank's make of the tokens of others if it has none itself."""
-        if self._balancer is not None:
-            self._balancer.before_step()
+        """Compute what this rank's experts make of the tokens of others if it has none itself."""
         if not step.seqs:
             with use_context(context_without_rows(step.replica_tokens, self._target)):
                 for mixture in self._mixtures:
@@ -78,12 +60,6 @@ class SharedExperts(Feature):
             context.replica_tokens = step.replica_tokens
 
         return (PlainRead(lambda packet: show),)
-
-    def tell(self, batch: Batch) -> Sequence[Tell]:
-        if self._balancer is None or not self._config.place.returns_outputs:
-            return ()
-        report = self._balancer.take_report()
-        return [lambda output: replace(output, experts=report)] if report else ()
 
 
 def find_mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:

@@ -12,7 +12,6 @@ from models.parallel.experts import Transport
 from worker.capacity import WorkerLimits
 from worker.config import Place
 from worker.features.experts.shared_experts import SharedExperts
-from worker.ranks.process_groups import Groups
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=20)
 
@@ -25,7 +24,7 @@ def test_results_that_return_apart_have_room_beside_the_cache() -> None:
         place = Place(expert_size=2, expert_replicas=2, expert_transport=transport, stages=2)
         served = cast("Any", SimpleNamespace(modules=nn.Module().modules))
         config = worker_config(model=model, place=place)
-        feature = SharedExperts(served, config, Groups(), torch.bfloat16, torch.device("cpu"))
+        feature = SharedExperts(served, config, torch.bfloat16, torch.device("cpu"))
         return feature.step_bytes(LIMITS)
 
     tokens = 2 * LIMITS.max_num_batched_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from models.ops import expert_routing_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
-from worker.features.experts.moving import bytes_at, form_of
 from worker.kernels.compare_with_reference import moved
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
@@ -142,37 +140,3 @@ def test_packed_experts_stay_packed() -> None:
     assert sum(matrix.nbytes for matrix in collected) == before
     starts = [matrix.data_ptr() for matrix in matrices]
     assert starts == [starts[0] + number * matrices[0].nbytes for number in range(EXPERTS)]
-
-
-@pytest.mark.parametrize("form", ["plain", "quantized"])
-def test_bytes_that_are_moved_are_what_kernels_read(form: str) -> None:
-    """The first expert's bytes are written over the last one's, which then computes what the first does."""
-    dtype = FP32 if form == "plain" else BF16
-    gate_up, down = (
-        OPERATIONS["collect_experts"]([parameter(matrix) for matrix in matrices]) for matrices in drawn(form)
-    )
-    biases = [torch.randn(EXPERTS, width).to(dtype).to(DEVICE) for width in (2 * INNER, SIZE)]
-    layer = SimpleNamespace(gate_up=gate_up, down=down, gate_up_bias=biases[0], down_bias=biases[1])
-    assert form_of(layer) != 0  # pyright: ignore[reportArgumentType]
-    pieces = bytes_at(layer)  # pyright: ignore[reportArgumentType]
-    x, weight = torch.randn(3, SIZE).to(dtype).to(DEVICE), torch.ones(3, 1, device=DEVICE)
-
-    def compute(expert: int) -> Tensor:
-        ids = torch.full((3, 1), expert, dtype=torch.int32, device=DEVICE)
-        given = {"gate_up_bias": biases[0], "down_bias": biases[1]}
-        return OPERATIONS["experts"](x, ids, weight, gate_up, down, "silu", **given)
-
-    first, last = compute(0), compute(EXPERTS - 1)
-    assert not torch.equal(first, last)
-    for into, of in zip(pieces(EXPERTS - 1), pieces(0), strict=True):
-        into.copy_(of)
-    assert torch.equal(compute(EXPERTS - 1), first)
-
-
-def test_experts_that_were_widened_are_not_moved() -> None:
-    gate_up, down = (
-        OPERATIONS["collect_experts"]([parameter(matrix) for matrix in matrices])
-        for matrices in drawn("differing")
-    )
-    layer = SimpleNamespace(gate_up=gate_up, down=down, gate_up_bias=None, down_bias=None)
-    assert form_of(layer) == 0  # pyright: ignore[reportArgumentType]
