@@ -99,8 +99,8 @@ class RequestState:
             self.caller.key.require(*rights)
 
     def admit(self, admissions: Admissions, places: int) -> Admission:
-        """Lets the request in for so many sequences, or raises an error. The outermost middleware, or whoever
-        has made this object, calls `release` at the end."""
+        """Lets the request in for so many sequences, or raises an error. The outermost middleware calls
+        `release` at the end, or whoever has made this object `close`."""
         self.admission = admission = admissions.admit(self.caller, places, self.admission)
         admission.since = self.times.started
         return admission
@@ -129,6 +129,11 @@ class RequestState:
         """Gives back the places that the request has. Further calls do nothing."""
         if self.admission is not None:
             self.admission.release()
+
+    def close(self) -> None:
+        """Ends a request that did not come by HTTP, also if it was never sent."""
+        self.release()
+        self.work = None  # which knows this object, so that both would stay until they are looked for
 
     def count(self) -> None:
         """Counts the request against the quotas of the client's key. Raises QuotaExceeded beyond them."""

@@ -119,7 +119,7 @@ class AsyncLLM:
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
         [answers] = await open_answers(await self._ready(), [asked])
-        with closing(answers):
+        with closing(answers.state):
             async with aclosing(answers.outputs()) as outputs:
                 async for output in outputs:
                     yield output

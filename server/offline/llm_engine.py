@@ -97,7 +97,7 @@ class LLMEngine:
             work, close = _follow_text(pool_texts(), asked, self._changed), lambda: None
         else:
             [answers] = await open_answers(self.frontend, [asked])
-            work, close = _follow_answers(answers, asked.name, self._changed), answers.close
+            work, close = _follow_answers(answers, asked.name, self._changed), answers.state.close
         self._running[asked.name] = task = asyncio.create_task(work)
         task.add_done_callback(lambda _: close())  # also if it never began
 

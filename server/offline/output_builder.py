@@ -163,11 +163,6 @@ class Answers:
         assert output is not None, "answers have ended, and say nothing"
         return output
 
-    def close(self) -> None:
-        """Gives back the places of the request, also if it was never sent."""
-        self.state.release()
-        self.state.work = None  # which knows the state, so that both would stay until they are looked for
-
 
 def _by_token(entry: TokenLogprobs, name: Callable[[int], str | None]) -> LogprobsByToken:
     """The chosen token comes first; `entry` repeats it among the most likely if it is one of these."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 
 from server.access.request_state import RequestState
 from server.errors import BadRequest
+from server.frontend.asks.parts import Terms
+from server.frontend.asks.pooling import Compare
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
 from server.offline.program_requests import (
@@ -28,18 +32,15 @@ from server.offline.request_outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    with_form,
 )
 from server.reading.pooled_conversations import read_media_pairs
 from server.reading.prompts import ReadingContext
 from server.requests.beam_search import BeamSearchParams
-from server.requests.pooling import PooledText, PoolingParams, Truncation
+from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind
-from server.requests.scoring import Compared, Pairs, ScoreOptions, compute_scores, read_pairs
+from server.requests.scoring import Compared, Pairs, ScoreOptions, read_pairs
 from server.terminal.progress_bar import ProgressBar
-from worker.protocol import Vectors
-
-Names = Callable[[int], list[str]]
-"""Gives the ids of so many requests."""
 
 
 def _bar(title: str, total: int, shows: bool) -> ProgressBar:
@@ -51,12 +52,11 @@ async def generate(
 ) -> list[RequestOutput]:
     """The answers to prompts, of which `at_once` are computed at a time, or as many as the engine takes."""
     answers = await open_answers(frontend, asked, RequestOutputKind.FINAL_ONLY)
-    try:
-        with _bar("Generating", len(asked), shows) as bar:
-            return await all_of([one.last(bar.add) for one in answers], at_once)
-    finally:
+    with ExitStack() as stack:
         for one in answers:
-            one.close()
+            stack.callback(one.state.close)
+        bar = stack.enter_context(_bar("Generating", len(asked), shows))
+        return await all_of([one.last(bar.add) for one in answers], at_once)
 
 
 async def search(
@@ -100,19 +100,18 @@ async def score(
     params: PoolingParams,
     instruction: str | None,
     adapters: Adapters,
-    names: Names,
+    names: Callable[[int], list[str]],
     shows: bool,
 ) -> list[ScoringRequestOutput]:
-    """The scores of texts that are compared, all by one adapter."""
-    state, files = RequestState(), InlineFiles()
-    state.inline_files = files
+    """The scores of texts that are compared, all by one adapter. `names` gives so many ids of requests."""
+    files = InlineFiles()
     pairs = Pairs(*[await asyncio.to_thread(read_sides, side, files) for side in sides])
     number = max(len(pairs.queries), len(pairs.documents))
     asked = for_each("lora_request", LoRARequest, adapters, None, number)
     frontends = await adapted(frontend, asked) or [frontend]
     if len(set(frontends)) > 1:
         raise BadRequest("texts are compared by one adapter: give one LoRARequest", "lora_request")
-    state.frontend, facts = frontends[0], frontends[0].facts
+    facts = frontends[0].facts
     options = ScoreOptions(
         use_activation=params.activates(),
         truncation=Truncation.from_request(params.truncate_prompt_tokens, None, facts),
@@ -125,28 +124,14 @@ async def score(
             return read_media_pairs(pairs, options, context, "")
         return read_pairs(pairs, options, facts, context.tokenizer)
 
-    compared = await read_prepared(state, read)
-    return await _compare(state, compared, names, shows)
-
-
-async def _compare(
-    state: RequestState, compared: Compared, names: Names, shows: bool
-) -> list[ScoringRequestOutput]:
-    frontend: Frontend = state.frontend
-    outputs: list[PooledOutput] = []
-
-    async def compute(items: list[PooledText]) -> list[Vectors]:
-        started = RequestMetrics()
-        with _bar("Pooling", len(items), shows) as bar:
-            answers = await frontend.pool(items, media_items=state.media_items, tell=bar.add)
-        outputs[:] = outputs_of(names(len(items)), items, answers, started)
-        return [answer.vectors for answer in answers]
-
-    scores = await compute_scores(compared, frontend.facts, compute)
-    named = zip(names(len(scores)), map(ScoringOutput, scores), strict=True)
-    scored = [ScoringRequestOutput(*each) for each in named]
-    if frontend.facts.score_type == "cross-encoder":  # which reads the two texts of a score as one
-        for result, pooled in zip(scored, outputs, strict=True):
-            result.prompt_token_ids, result.metrics = pooled.prompt_token_ids, pooled.metrics
-            result.num_cached_tokens = pooled.num_cached_tokens
-    return scored
+    state = RequestState(frontend=frontends[0], inline_files=files)
+    compared, started = await read_prepared(state, read), RequestMetrics()
+    with _bar("Pooling", len(compared.queries) + len(compared.documents), shows) as bar, closing(state):
+        terms = Terms(state, "", int(time.time()), shares_id=True)
+        answer = await state.frontend.ask(Compare(terms=terms, texts=compared, tell=bar.add))
+    named, scores = names(len(answer.scores)), map(ScoringOutput, answer.scores)
+    if facts.score_type != "cross-encoder":
+        return [ScoringRequestOutput(*each) for each in zip(named, scores, strict=True)]
+    # The two texts of a score are one prompt.
+    pooled = outputs_of(named, compared.documents, answer.pooled, started)
+    return [with_form(ScoringRequestOutput, *each) for each in zip(scores, pooled, strict=True)]

@@ -6,29 +6,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Pooled
 from server.access.request_state import RequestState
 from server.errors import BadRequest
 from server.frontend.asks.answers import Complete
 from server.frontend.asks.parts import Terms
+from server.frontend.asks.pooling import Pool
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
-from server.media.media_cache import KeptItem as MediaItem
+from server.media.media_cache import KeptItem
 from server.media.media_parts import read_part
 from server.media.prompt import LaidMedia, Written
 from server.media.prompt_embeds import check_rows, cut_rows, row_width
-from server.model_facts import GENERATE, require_task
+from server.model_facts import GENERATE, Facts, require_task
 from server.offline.media_forms import as_array, as_part, with_files
 from server.offline.output_builder import Answers, OutputBuilder, tokens_per_output
 from server.offline.prompt_forms import Conversation, LoRARequest, Prompt, ReadOptions, validated
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
+from server.reading.body_table import ReadTexts
 from server.reading.placed_texts import PlacedText
 from server.reading.pooled_conversations import item_with_media
 from server.reading.prompts import Prompt as ReadPrompt
@@ -43,9 +45,6 @@ from worker.protocol import Pooling
 
 R = TypeVar("R")
 PooledOutput = PoolingRequestOutput[PoolingOutput]
-
-PreparedItems = Mapping[bytes, MediaItem]
-"""The media of a request by their hashes."""
 
 PROMPTS_AT_ONCE = 4
 """The prompts of a call that are read at the same time, of those that are long or have media."""
@@ -78,10 +77,10 @@ class Asked:
         if not isinstance(self.adapter, LoRARequest | None):
             raise TypeError(f"lora_request is a LoRARequest, not {type(self.adapter).__name__}")
 
-    def terms(self, state: RequestState) -> Terms:
-        """How the request is run."""
+    def terms(self, state: RequestState, id: str) -> Terms:
+        """How the request is run, under this id."""
         salt = self.prompt.salt
-        return Terms(state, self.name, int(time.time()), self.replica, self.priority, salt, shares_id=True)
+        return Terms(state, id, int(time.time()), self.replica, self.priority, salt, shares_id=True)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -184,7 +183,7 @@ async def open_answers(
         return [await _open(states[at], *found[at], one, kind) for at, one in enumerate(asked)]
     except BaseException:
         for state in states:
-            state.release()
+            state.close()
         raise
 
 
@@ -194,14 +193,14 @@ async def _read(state: RequestState, asked: Asked) -> tuple[str | None, ReadProm
     require_task(GENERATE, state.frontend.facts.tasks)
     keep = kept_tokens(params.truncate_prompt_tokens, params.max_tokens, state.frontend.facts)
     state.inline_files = files = InlineFiles()
-    given = prompt, params, keep, files
+    given = prompt, keep, files
     read = await asyncio.to_thread(_reader, *given) if prompt.is_slow else _reader(*given)
     text, found = await read_prepared(state, read, prompt.is_slow)
     return text and without_cuts(text), found
 
 
 def _reader(
-    prompt: Prompt | Conversation, params: SamplingParams, keep: int | None, files: InlineFiles
+    prompt: Prompt | Conversation, keep: int | None, files: InlineFiles
 ) -> Callable[[ReadingContext], tuple[str | None, ReadPrompt]]:
     """What reads a prompt of which `keep` tokens are left, and its text."""
     if isinstance(prompt, Conversation):
@@ -216,7 +215,7 @@ def _reader(
 
         return read
     if prompt.rows is not None:
-        return lambda known: (None, _read_rows(prompt, known, params))
+        return lambda known: (None, _read_rows(prompt.rows, known.facts, keep))
     if prompt.media:
         placed = _placed(prompt, files)
         return lambda known: (prompt.text, placed.prepare(known, keep))
@@ -224,9 +223,9 @@ def _reader(
     return lambda known: (prompt.text, prepare_prompt(source, known, keep))
 
 
-def _read_rows(prompt: Prompt, context: ReadingContext, params: SamplingParams) -> ReadPrompt:
-    rows = check_rows(as_array(prompt.rows), row_width(context.facts))
-    rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), context.facts)) :]
+def _read_rows(given: Any, facts: Facts, keep: int | None) -> ReadPrompt:
+    rows = check_rows(as_array(given), row_width(facts))
+    rows = rows if keep is None else rows[max(0, len(rows) - keep) :]
     return ReadPrompt([0] * len(rows), rows=cut_rows(rows))
 
 
@@ -238,7 +237,7 @@ async def _open(
         beams, kind = asked.params.beams(), RequestOutputKind.FINAL_ONLY
     answer = await frontend.ask(
         Complete(
-            terms=asked.terms(state),
+            terms=asked.terms(state, asked.name),
             prompts=[prompt],
             sampling=params,
             form=params.asked_form(),
@@ -267,24 +266,21 @@ async def open_texts(
     for at, own in enumerate(await adapted(frontend, [one.adapter for one in asked])):
         key = own, asked[at].replica, asked[at].text.salt, asked[at].priority
         groups.setdefault(key, []).append(at)
-    read = {
-        key: await _read_items(key[0], [asked[at] for at in places], task, options)
+    read = [
+        await _read_items(key[0], [asked[at] for at in places], task, options)
         for key, places in groups.items()
-    }
+    ]
 
     async def run(tell: Callable[[], None] = lambda: None) -> list[PooledOutput]:
-        async def pool(key: tuple[Frontend, int | None, str, int], places: list[int]) -> list[PooledOutput]:
-            (own, replica, salt, priority), (items, media), started = key, read[key], RequestMetrics()
-            names = [asked[at].name for at in places]
-            given = AddOptions(salt=salt, priority=priority)
-            id = names[0] if len(names) == 1 else ""
-            answers = await own.pool(
-                items, request_id=id, replica=replica, media_items=media, tell=tell, **given
-            )
-            return outputs_of(names, items, answers, started)
+        async def pool(state: RequestState, items: list[PooledText], places: list[int]) -> list[PooledOutput]:
+            names, started = [asked[at].name for at in places], RequestMetrics()
+            terms = asked[places[0]].terms(state, names[0] if len(names) == 1 else "")
+            with closing(state):
+                answer = await state.frontend.ask(Pool(terms=terms, texts=ReadTexts(items), tell=tell))
+            return outputs_of(names, items, answer.pooled, started)
 
-        pooled = await all_of([pool(*group) for group in groups.items()])
-        found = dict(zip(chain(*groups.values()), chain(*pooled), strict=True))
+        works = [pool(*each, places) for each, places in zip(read, groups.values(), strict=True)]
+        found = dict(zip(chain(*groups.values()), chain(*await all_of(works)), strict=True))
         return [found[at] for at in range(len(asked))]
 
     return run
@@ -292,19 +288,21 @@ async def open_texts(
 
 async def _read_items(
     frontend: Frontend, asked: Sequence[Asked], task: str | None, options: ReadOptions
-) -> tuple[list[PooledText], PreparedItems]:
-    """Encodes texts, those without media together if their parameters are equal, and prepares media."""
+) -> tuple[RequestState, list[PooledText]]:
+    """The state of a request for texts, and their items. Those without media are encoded together if their
+    parameters are equal."""
+    state = RequestState(frontend=frontend)
 
-    async def read_pictured(index: int) -> tuple[PooledText, PreparedItems]:
-        state, files = RequestState(frontend=frontend), InlineFiles()
-        state.inline_files = files
+    async def read_pictured(index: int) -> tuple[PooledText, Mapping[bytes, KeptItem]]:
+        files = InlineFiles()
+        own = RequestState(frontend=frontend, inline_files=files)
         placed = await asyncio.to_thread(_placed, asked[index].text, files)
 
         def read(context: ReadingContext) -> PooledText:
             reader, resolved = _reader_for(asked[index].pooling, context, task, options)
             return item_with_media(placed.write(context), context, reader, resolved, index)
 
-        return await read_prepared(state, read), state.media_items
+        return await read_prepared(own, read), own.media_items
 
     def read_plain(context: ReadingContext) -> list[PooledText]:
         if all(asked[at].pooling == asked[plain[0]].pooling for at in plain[1:]):
@@ -322,10 +320,10 @@ async def _read_items(
     works = [read_pictured(at) for at in pictured]
     found = dict(zip(pictured, await all_of(works, PROMPTS_AT_ONCE), strict=True))
     is_long = sum(len(asked[at].text.text or "") for at in plain) >= LONG_TEXT
-    texts = await read_prepared(RequestState(frontend=frontend), read_plain, is_long)
+    texts = await read_prepared(state, read_plain, is_long)
     found.update((at, (item, {})) for at, item in zip(plain, texts, strict=True))
-    media = {hash: item for _, own in found.values() for hash, item in own.items()}
-    return [found[at][0] for at in range(len(asked))], media
+    state.media_items = {hash: item for _, own in found.values() for hash, item in own.items()}
+    return state, [found[at][0] for at in range(len(asked))]
 
 
 def _reader_for(

@@ -216,7 +216,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 
 
 def embedding_output(pooled: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-    return _converted(EmbeddingRequestOutput, EmbeddingOutput(pooled.outputs.data.tolist()), pooled)
+    return with_form(EmbeddingRequestOutput, EmbeddingOutput(pooled.outputs.data.tolist()), pooled)
 
 
 def classification_output(
@@ -224,10 +224,10 @@ def classification_output(
 ) -> ClassificationRequestOutput:
     probs: list[float] = pooled.outputs.data.tolist()
     classes = ClassificationOutput(probs, labels[probs.index(max(probs))] if labels else None)
-    return _converted(ClassificationRequestOutput, classes, pooled)
+    return with_form(ClassificationRequestOutput, classes, pooled)
 
 
-def _converted(
+def with_form(
     kind: Callable[..., Result], form: object, pooled: PoolingRequestOutput[PoolingOutput]
 ) -> Result:
     """The same result with its vector in the form of another class."""

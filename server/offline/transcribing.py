@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import closing
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -13,18 +15,22 @@ from typing import Any, Literal, TypedDict
 import msgspec
 import numpy as np
 
-from engine_core.client.in_flight import AddOptions
+from server.access.request_state import RequestState
 from server.errors import BadRequest
+from server.frontend.asks.answers import Complete
+from server.frontend.asks.parts import Terms
+from server.frontend.asks.transcribing import Transcribe
 from server.frontend.frontend import Frontend
-from server.frontend.text_output import admit_own
+from server.frontend.text_output import ALL_TOKENS
 from server.frontend.transcriber import Transcriber
 from server.media.audio.recordings import TemporaryPath
+from server.media.inline_files import InlineFiles
 from server.model_facts import TRANSCRIPTION, require_task
-from server.offline.media_forms import as_sound
-from server.offline.program_requests import Asked, all_of, open_answers
-from server.offline.prompt_forms import Conversation, validated
-from server.requests.sampling_params import RequestOutputKind, SamplingParams
-from server.routes.audio.spoken_chats import CHATS, SpokenText
+from server.offline.media_forms import as_part, as_sound
+from server.offline.program_requests import all_of, read_prepared
+from server.offline.prompt_forms import validated
+from server.reading.prompts import read_chat
+from server.routes.audio.spoken_chats import SpokenText, spoken_chat
 from server.schemas.audio.form import AudioForm, code_of
 from server.speech.speech_model import Draw
 from server.speech.transcription import Segment
@@ -84,21 +90,14 @@ async def transcribe(
 async def _transcribe(
     frontend: Frontend, transcriber: Transcriber, sound: Sound, form: AudioForm, task: str
 ) -> TranscriptionOutput:
-    facts, tokenizer = frontend.facts, frontend.tokenizer
-    asked = transcriber.read(form, task, facts, tokenizer)
-    places = transcriber.places_for(asked, facts.ready.worker.max_num_seqs)
-    with TemporaryPath() as copy:
+    asked = transcriber.read(form, task, frontend.facts, frontend.tokenizer)
+    with TemporaryPath() as copy, closing(RequestState(frontend=frontend)) as state:
         digest = await asyncio.to_thread(_copy, sound, copy)
+        terms = Terms(state, "", int(time.time()), shares_id=True)
         async with transcriber.opened(copy, digest, "") as recording:
-            admission = admit_own(frontend.admissions, places, "")
-            try:
-                job = transcriber.job(recording, asked, facts, tokenizer, admission, AddOptions)
-                async with aclosing(job.run()) as texts:
-                    async for _ in texts:
-                        pass
-            finally:
-                admission.release()
-            return TranscriptionOutput(job.text, job.language, recording.seconds, job.segments)
+            said = await frontend.ask(Transcribe(terms=terms, recording=recording, asked=asked))
+            await said.hear()
+            return TranscriptionOutput(said.text, said.language, said.seconds, list(said.segments))
 
 
 def _copy(sound: Sound, to: TemporaryPath) -> bytes:
@@ -114,17 +113,16 @@ def _copy(sound: Sound, to: TemporaryPath) -> bytes:
 
 async def _hear(frontend: Frontend, sound: Sound, form: AudioForm) -> TranscriptionOutput:
     """What a model says in a chat that hears sounds there: it reads a recording whole."""
-    media = frontend.facts.media
-    spoken = CHATS["" if media is None else media.transcribes]
-    messages = spoken.messages(form, {"type": "audio", "audio": sound})
-    goes_on = messages[-1]["role"] == "assistant"
-    params = SamplingParams(temperature=form.temperature, max_tokens=form.max_completion_tokens)
-    template = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on}
-    asked = Asked("", Conversation(messages, template), params)
-    [answers] = await open_answers(frontend, [asked], RequestOutputKind.FINAL_ONLY)
-    with closing(answers):
-        answer, mark = (await answers.last()).outputs[0].text, spoken.mark
-    seconds = sum(item.prepared.grid[2] for item in answers.state.media_items.values()) / 100
+    spoken, files = spoken_chat(frontend.facts), InlineFiles()
+    chat = spoken.conversation(form, await asyncio.to_thread(as_part, "audio", sound, files))
+    with closing(RequestState(frontend=frontend, inline_files=files)) as state:
+        conversation = await read_prepared(state, partial(read_chat, chat))
+        terms = Terms(state, "", int(time.time()), shares_id=True)
+        prompts, sampling = [conversation.prompt], chat.to_sampling()
+        asked = Complete(terms=terms, prompts=prompts, sampling=sampling, interval=ALL_TOKENS)
+        parts = await (await frontend.ask(asked)).whole()
+    seconds = sum(item.prepared.grid[2] for item in state.media_items.values()) / 100
+    answer, mark = "".join([part.delta.text for part in parts]), spoken.mark
     text = SpokenText("" if form.language else mark)
     told = answer.partition(mark)[0] if mark and mark in answer and not form.language else ""
     named = form.language or told.strip().removeprefix("language").strip()

@@ -138,11 +138,6 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         asked.constraint()
         return asked
 
-    def cut_prompt(self, ids: list[int], facts: Facts) -> list[int]:
-        """Drops the beginning of a prompt if truncate_prompt_tokens asks for it. Raises BadRequest."""
-        keep = kept_tokens(self.truncate_prompt_tokens, self.max_tokens, facts)
-        return ids if keep is None else ids[max(0, len(ids) - keep) :]
-
     def clone(self) -> SamplingParams:
         return deepcopy(self)
 

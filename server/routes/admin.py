@@ -15,11 +15,13 @@ from server.access.request_state import path_of, state_of
 from server.errors import BadRequest, Unavailable
 from server.frontend.asks.answers import Complete
 from server.frontend.asks.parts import Terms
+from server.frontend.asks.pooling import Pool
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, require_json
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
+from server.reading.body_table import ReadTexts
 from server.reading.prompts import Prompt
 from server.requests.pooling import PooledText, PoolingParams
 from server.requests.sampling_params import SamplingParams
@@ -84,17 +86,15 @@ async def health(request: Request) -> JSONResponse:
 
 async def compute_token(request: Request) -> None:
     """Have the model read a token and give one more, or a vector if it generates none."""
-    token, frontend = [0], frontend_of(request)
-    state = state_of(request.scope)
+    frontend, state = frontend_of(request), state_of(request.scope)
     state.count()
+    token, terms = [0], Terms(state, "ready", int(time.time()))
     if GENERATE in frontend.facts.tasks:
-        terms, one = Terms(state, "ready", int(time.time())), SamplingParams(max_tokens=1, temperature=0.0)
+        one = SamplingParams(max_tokens=1, temperature=0.0)
         await (await frontend.ask(Complete(terms=terms, prompts=[Prompt(token)], sampling=one))).whole()
     else:
-        admission = state.admit(frontend.admissions, 1)
-        options = admission.caller.add_options(0, "")
         item = PooledText(token, PoolingParams().resolve(frontend.facts))
-        await frontend.pool([item], admission=admission, **options)
+        await frontend.ask(Pool(terms=terms, texts=ReadTexts([item])))
 
 
 @router.get("/version")

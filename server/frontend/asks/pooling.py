@@ -1,14 +1,10 @@
 """Asks that are answered with vectors or scores: texts that are pooled, and texts that are compared.
 
-A program asks as an API does, by a `Terms` with a `RequestState` of its own, whose places it gives back:
+A program asks as an API does, by a `Terms` with a `RequestState` of its own, which it closes:
 
-    state = RequestState(media_items=media)
-    asked = Pool(terms=Terms(state, id, created), texts=ReadTexts(items), tell=bar.add)
-    try:
+    with closing(RequestState(media_items=media)) as state:
+        asked = Pool(terms=Terms(state, id, created), texts=ReadTexts(items), tell=bar.add)
         answer = await frontend.ask(asked)  # answer.pooled has an engine's answer to each item
-    finally:
-        if state.admission is not None:
-            state.admission.release()
 """
 
 from __future__ import annotations
@@ -111,7 +107,7 @@ class _Run:
         places = frontend.places_for(texts, state.caller)
         self._admission = admission = state.admit(frontend.admissions, places)
         self._group = frontend.new_group()
-        self.head = AnswerHead(**head_fields(frontend, terms, admission.take_id(terms.id)))
+        self.head = AnswerHead(**head_fields(frontend, terms, terms.take_id(admission)))
         self.pooled: Sequence[Pooled] = ()
         """The engine's answers to the texts that were sent last."""
         self._tokens = self._media = 0

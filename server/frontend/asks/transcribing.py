@@ -40,7 +40,7 @@ class Transcription:
         places = transcriber.places_for(asked.asked, facts.ready.worker.max_num_seqs)
         self._transcriber, self._asked, self._times = transcriber, asked, state.times
         self._admission = admission = state.admit(frontend.admissions, places)
-        self.head = AnswerHead(**head_fields(frontend, asked.terms, admission.take_id(asked.terms.id)))
+        self.head = AnswerHead(**head_fields(frontend, asked.terms, asked.terms.take_id(admission)))
         given = asked.recording, asked.asked, facts, frontend.tokenizer, admission, self._piece_options
         self._job = transcriber.job(*given)
         self.known = transcriber.known

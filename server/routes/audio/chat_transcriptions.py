@@ -14,19 +14,13 @@ from server.media.inline_files import InlineFiles
 from server.media.media_parts import MediaFile
 from server.reading.body_table import CHAT
 from server.routes.answering import ask, respond
-from server.routes.audio.spoken_chats import CHATS, SpokenChat, SpokenText
+from server.routes.audio.spoken_chats import SpokenText, spoken_chat
 from server.routes.audio.text_events import TextEvents
 from server.routes.chat import read_chat
 from server.routes.request_context import frontend_of
 from server.schemas.audio import answers
 from server.schemas.audio.form import AudioForm
-from server.schemas.chat import ChatRequest
 
-_DRAWS = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "max_completion_tokens",
-)  # fmt: skip
-"""Fields of a form that a chat has, too."""
 _OF_PIECES = (
     "chunking_strategy", "condition_on_prev_tokens", "include", "timestamp_granularities",
     "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
@@ -38,11 +32,11 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     """Answer with what is said in a file."""
     why = "this model reads a recording whole, and not piece by piece"
     form.check_untimed(translates=translates, unknown=_OF_PIECES, why=why)
-    media = frontend_of(request).facts.media
-    spoken = CHATS["" if media is None else media.transcribes]
+    spoken = spoken_chat(frontend_of(request).facts)
     state = state_of(request.scope)
     state.reading, state.inline_files = CHAT, (files := InlineFiles())
-    chat = _conversation(form, spoken, files.add(MediaFile(file)))
+    sound = {"type": "audio_url", "audio_url": {"url": files.add(MediaFile(file))}}
+    chat = spoken.conversation(form, sound)
 
     with ClientWatch(request.receive):
         answer = await ask(request, chat, chat.terms, "trsc-", partial(read_chat, chat))
@@ -87,14 +81,3 @@ class HeardWriter:
         self._finish = part.delta.finish_reason or self._finish
         text = self._spoken.push(part.delta.text)
         return text if part.end is None else text + self._spoken.flush()
-
-
-def _conversation(form: AudioForm, spoken: SpokenChat, reference: str) -> ChatRequest:
-    messages = spoken.messages(form, {"type": "audio_url", "audio_url": {"url": reference}})
-    fields = {name: getattr(form, name) for name in _DRAWS if getattr(form, name) is not None}
-    fields["stream"] = form.stream
-    if messages[-1]["role"] == "assistant":
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    if form.model:
-        fields["model"] = form.model
-    return ChatRequest.model_validate({"messages": messages, **fields})

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from server.errors import BadRequest
+from server.model_facts import Facts
 from server.schemas.audio.form import LANGUAGES, AudioForm
+from server.schemas.chat import ChatRequest
 
 Message = dict[str, Any]
 
@@ -23,11 +25,29 @@ NAMES = {"fil": "Filipino", **{code: LANGUAGES[code].title() for code in _CODES}
 _TWO_LETTERS = {code: name for code, name in LANGUAGES.items() if len(code) == 2}
 
 
+_DRAWS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "max_completion_tokens",
+)  # fmt: skip
+"""Fields of a form that a chat has, too."""
+
+
 class SpokenChat(NamedTuple):
     messages: Callable[[AudioForm, Message], list[Message]]
     """The messages about a sound, which is a part of one. A last one of the assistant is gone on with."""
     mark: str = ""
     """What stands in an answer ahead of the text, if there is something."""
+
+    def conversation(self, form: AudioForm, sound: Message) -> ChatRequest:
+        """The chat that a form asks for about a sound, which is a part of a message."""
+        messages = self.messages(form, sound)
+        fields = {name: getattr(form, name) for name in _DRAWS if getattr(form, name) is not None}
+        fields["stream"] = form.stream
+        if messages[-1]["role"] == "assistant":
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        if form.model:
+            fields["model"] = form.model
+        return ChatRequest.model_validate({"messages": messages, **fields})
 
 
 def _qwen3_asr(form: AudioForm, sound: Message) -> list[Message]:
@@ -50,11 +70,16 @@ def _voxtral(form: AudioForm, sound: Message) -> list[Message]:
     return [{"role": "user", "content": [sound]}, begun]
 
 
-CHATS: Mapping[str, SpokenChat] = {
+_CHATS: Mapping[str, SpokenChat] = {
     "qwen3_asr": SpokenChat(_qwen3_asr, _MARK),
     "voxtral": SpokenChat(_voxtral),
 }
 """By what processors of media say of their model (`transcribes`)."""
+
+
+def spoken_chat(facts: Facts) -> SpokenChat:
+    """The chat by which a model transcribes that hears sounds in chats."""
+    return _CHATS["" if facts.media is None else facts.media.transcribes]
 
 
 class SpokenText:
