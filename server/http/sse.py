@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from operator import methodcaller
 from types import TracebackType
 from typing import Any, cast
@@ -18,7 +19,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.access.request_state import KEY, RequestState
@@ -37,6 +38,11 @@ OPEN_AFTER = 1.0
 """Seconds for which an answer that has not begun may still become an error with a status of its own.
 
 After them the headers are sent, so that no client or proxy takes a long prompt for a dead server."""
+
+PIECE_BYTES = 256 << 10
+"""A list longer than this many bytes is written in pieces."""
+
+JSON = "application/json"
 
 encode = msgspec.json.Encoder().encode
 
@@ -102,7 +108,33 @@ class Chunks:
 
 
 def json_response(message: msgspec.Struct) -> Response:
-    return Response(encode(message), media_type="application/json")
+    return Response(encode(message), media_type=JSON)
+
+
+def list_response(entries: Iterable[bytes], around: bytes = b"[]") -> Response:
+    """Answers with a list of entries of JSON, in pieces if it is long; later pieces are made in threads.
+
+    `around` is what stands around the entries: JSON whose last empty list they fill.
+    """
+    before, _, after = around.rpartition(b"[]")
+    pieces = _pieces(entries, before + b"[", b"]" + after)
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        return Response(first, media_type=JSON)
+    return StreamingResponse(chain([first, second], pieces), media_type=JSON)
+
+
+def _pieces(entries: Iterable[bytes], before: bytes, after: bytes) -> Iterator[bytes]:
+    gathered, size = [before], 0
+    for number, entry in enumerate(entries):
+        gathered.append(b"," + entry if number else entry)
+        size += len(entry)
+        if size >= PIECE_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    gathered.append(after)
+    yield b"".join(gathered)
 
 
 class ClientWatch:

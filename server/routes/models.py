@@ -21,7 +21,8 @@ from server.frontend.many_models import ManyModels, Named
 from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint, require_json, require_ready
 from server.http.sse import json_response
-from server.routes.request_context import config_of, frontend_of, read_texts, server_of
+from server.routes.answering import read_texts
+from server.routes.request_context import config_of, frontend_of, server_of
 from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.text.tokenizer_files import tokenizer_info
 

@@ -14,8 +14,7 @@ from server.errors import BadRequest
 from server.frontend.asks.parts import Terms
 from server.frontend.asks.pooling import Compare, ComparedAnswer, Pool, PooledAnswer
 from server.http.endpoint import Endpoint
-from server.http.json_lists import JSON, list_response
-from server.http.sse import encode, json_response
+from server.http.sse import JSON, encode, json_response, list_response
 from server.model_facts import OUTPUTS, Facts
 from server.options.server_flags import ServerConfig
 from server.reading.body_table import ReadTexts

@@ -13,8 +13,7 @@ from starlette.types import Message
 from server.access.request_state import state_of
 from server.http.connection.body_limits import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
-from server.http.json_lists import JSON, list_response
-from server.http.sse import encode
+from server.http.sse import JSON, encode, list_response
 from server.model_facts import Facts, no_task
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling

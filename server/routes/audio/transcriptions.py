@@ -24,9 +24,10 @@ from server.http.multipart import FormReader
 from server.http.sse import ClientWatch, EventStream, json_response
 from server.media.audio.recordings import TemporaryPath
 from server.media.failures import FULL_TEMPORARY
+from server.routes.answering import terms_of
 from server.routes.audio.chat_transcriptions import hear
 from server.routes.audio.text_events import TextEvents
-from server.routes.request_context import frontend_of, terms_of
+from server.routes.request_context import frontend_of
 from server.schemas.audio import answers
 from server.schemas.audio.form import (
     FORM_BYTES,

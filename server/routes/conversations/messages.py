@@ -17,10 +17,10 @@ from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.options.server_flags import ServerConfig
 from server.reading.prompts import Conversation
-from server.routes.answering import ask, new_call_id, object_of, respond
+from server.routes.answering import ask, new_call_id, object_of, read_texts, respond
 from server.routes.chat import read_chat
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
-from server.routes.request_context import frontend_of, read_texts
+from server.routes.request_context import frontend_of
 from server.schemas.conversations import anthropic_message as api
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.schemas.conversations.transcript import seal

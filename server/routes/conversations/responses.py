@@ -24,7 +24,7 @@ from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.answer_reader import CustomToolInput
 from server.reading.prompts import Conversation
-from server.routes.answering import ask, new_call_id, respond
+from server.routes.answering import ask, new_call_id, read_texts, request_id, respond
 from server.routes.chat import read_chat
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
 from server.routes.conversations.kept_responses import (
@@ -33,7 +33,7 @@ from server.routes.conversations.kept_responses import (
     queue_response,
     stream_response,
 )
-from server.routes.request_context import frontend_of, read_texts, request_id
+from server.routes.request_context import frontend_of
 from server.schemas.conversations import responses as api
 from server.schemas.conversations.transcript import seal
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs

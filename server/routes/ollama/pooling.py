@@ -6,8 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.http.endpoint import Endpoint
-from server.http.json_lists import JSON, list_response
-from server.http.sse import encode, json_response
+from server.http.sse import JSON, encode, json_response, list_response
 from server.requests.vectors import as_json
 from server.routes.answering import ask
 from server.routes.pooling import compare_texts, pool_texts
