@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from models.pooling.config import PoolerConfig
     from models.registry import ModelRegistry
     from server.errors import ApiError, BadRequest, Unavailable
-    from server.grammars.form_grammar import StructuredOutputsParams
+    from server.grammars.response_format import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
@@ -105,7 +105,7 @@ _HOMES = {
     "server.output_parsing.formats.tagged": "Tagged",
     "server.output_parsing.parser_plugins": "register_reasoning_parser register_tool_parser",
     "server.errors": "ApiError BadRequest Unavailable",
-    "server.grammars.form_grammar": "StructuredOutputsParams",
+    "server.grammars.response_format": "StructuredOutputsParams",
     "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
     "server.offline.llm": "LLM",
     "server.offline.llm_engine": "LLMEngine",

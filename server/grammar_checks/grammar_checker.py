@@ -18,13 +18,13 @@ import msgspec
 from engine_core.client.client import EngineClient
 from server.errors import ApiError, BadRequest
 from server.grammar_checks.grammar_job import AskedGrammar, GrammarSetup
-from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.grammar_limits import (
     COMPILE_MEMORY,
     COMPILE_PROCESSOR_SECONDS,
     COMPILE_SECONDS,
     too_complex,
 )
+from server.grammars.response_format import AnswerGrammar
 from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
 from server.helpers.messages import SentError, received_error, sent_error

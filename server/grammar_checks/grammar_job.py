@@ -12,9 +12,15 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, build_grammar, unknown_keywords, validate
 from server.grammars.grammar_limits import check_schema, too_complex
 from server.grammars.json_schema import prepare_schema
+from server.grammars.response_format import (
+    AnswerGrammar,
+    AskedForm,
+    build_grammar,
+    unknown_keywords,
+    validate,
+)
 from server.helpers.messages import NO_MEMORY, FollowOrder
 from server.output_parsing.answer_format import AnswerFormat, AnswerWriter, format_of_names
 from server.output_parsing.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable

@@ -17,7 +17,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar
-from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.response_format import AnswerGrammar
 
 MOST_SECONDS_EACH = 0.04
 """The most seconds of computing behind one byte. Those of real schemas take less than a tenth of it."""

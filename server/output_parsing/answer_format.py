@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from engine_core.protocol import Thinking
-from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.lark import LarkGrammar, regex
+from server.grammars.response_format import AnswerGrammar
 from server.output_parsing.formats.call_format import ANY_SPACE, CallGrammar, ToolForm, Unenforceable
 from server.output_parsing.response_template import NAME, described_calls, described_thinking
 from server.output_parsing.tool_call_dialects import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.errors import BadRequest, invalid, refuse_for_sources, too_many
-from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
+from server.grammars.response_format import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
 from server.requests.unsupported_parameters import UnsupportedSampling
 from worker.protocol import Sampling

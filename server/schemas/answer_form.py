@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest
-from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
+from server.grammars.response_format import AskedForm, StructuredOutputsParams
 from server.schemas.body import Body, optional
 
 _FORMATS = "text, json_object, json_schema and structural_tag"

@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLTokenizer  # noqa: E402
 
 from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar  # noqa: E402  # noqa: E402
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar  # noqa: E402  # noqa: E402
 
 
 def built(schema: Any, *, strict: bool) -> AnswerGrammar | None:

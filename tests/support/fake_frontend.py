@@ -34,7 +34,7 @@ from server.errors import ApiError, NotFound, Status
 from server.frontend.asks import Ask
 from server.frontend.text_output import Delta, TextOutput
 from server.grammar_checks.grammar_job import AskedGrammar, check
-from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.response_format import AnswerGrammar
 from server.helpers.job_queue import Helpers
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.media_reader import MediaReader

@@ -10,7 +10,7 @@ from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.grammar_checks.grammar_job import AskedTool, ask_for_calls
-from server.grammars.form_grammar import AnswerGrammar, AskedForm
+from server.grammars.response_format import AnswerGrammar, AskedForm
 from server.options.server_flags import ServerConfig
 from server.output_parsing.answer_format import NO_REASONING, AnswerFormat, behind_thinking
 from server.output_parsing.format_detection import find_format

@@ -31,7 +31,7 @@ from server.frontend.asks.parts import (
 from server.frontend.frontend import Frontend
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import Delta
-from server.grammars.form_grammar import AskedForm
+from server.grammars.response_format import AskedForm
 from server.media.prompt import as_media
 from server.options.server_flags import GuessReportLevel
 from server.output_parsing.unread_text import CallEnded, Text

@@ -13,7 +13,7 @@ from grammar_bombs import STRUCTURED
 
 from server.errors import ApiError
 from server.grammar_checks.grammar_checker import GRAMMARS, GrammarChecker
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams
 from server.helpers.job import Ended
 from server.helpers.job_queue import Helpers
 

@@ -6,8 +6,8 @@ import pytest
 from grammar_bombs import STRUCTURED
 from real_schemas import real_schemas
 
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 from server.grammars.grammar_trial import Trial
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 
 SLOW = ("Lark, at second", "Lark, later", "EBNF", "regex, nested", "tag, regex")
 """The names of bombs that take so little that this process can try them."""

@@ -7,8 +7,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from server.errors import BadRequest
-from server.grammars.form_grammar import AskedForm, StructuredOutputsParams, build_grammar
 from server.grammars.json_schema import EXACT, LARGEST, enforceable_bounds
+from server.grammars.response_format import AskedForm, StructuredOutputsParams, build_grammar
 
 EDGE = 25_000
 """The most numbers at a bound that are left out."""

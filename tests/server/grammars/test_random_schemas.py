@@ -8,7 +8,7 @@ import pytest
 from grammar_walks import Vocabulary, walk
 from schemas import random_leaf, random_schema
 
-from server.grammars.form_grammar import AskedForm, StructuredOutputsParams, build_grammar
+from server.grammars.response_format import AskedForm, StructuredOutputsParams, build_grammar
 
 VOCABULARY = Vocabulary()
 PARTS = 12

@@ -5,8 +5,8 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.grammars.form_grammar import AskedForm, StructuredOutputsParams, build_grammar
 from server.grammars.json_schema import for_json_string
+from server.grammars.response_format import AskedForm, StructuredOutputsParams, build_grammar
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from answers import Answer, read
 from grammar_walks import Vocabulary, accepts, walk
 
-from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.response_format import AnswerGrammar
 from server.output_parsing.answer_format import AnswerFormat, AnswerWriter, behind_thinking, with_marks
 from server.output_parsing.answer_reader import AnswerReader
 from server.output_parsing.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spelled import byte_spelling, follows, matcher_of
 
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 from server.output_parsing.answer_format import AnswerFormat, behind_thinking
 from server.output_parsing.tool_call_dialects import ThinkingMarkers
 

@@ -12,7 +12,7 @@ from engine_core.protocol import Grammar
 from server.errors import BadRequest
 from server.frontend.asks.answer_plan import AnswerPlan, plan_form, tell_of_least
 from server.frontend.frontend import Frontend
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 from server.http.warnings import with_warnings
 from server.output_parsing.answer_format import AnswerFormat
 from server.output_parsing.tool_call_dialects import THINKING_BY_NAME, ThinkingMarkers

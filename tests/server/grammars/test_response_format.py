@@ -8,7 +8,7 @@ import pytest
 from spelled import byte_spelling, follows, matcher_of
 
 from server.errors import BadRequest
-from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
+from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 
 CALL, END_CALL, END = 256, 257, 258
 TOKENS = {"<call>": CALL, "</call>": END_CALL}
