@@ -35,19 +35,6 @@ def without(*names: str) -> dict[str, object]:
     return {name: value for name, value in LLAMA.items() if name not in names}
 
 
-def test_reads_every_fact(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path, LLAMA))
-    assert (config.architecture, config.architectures) == ("LlamaForCausalLM", ("LlamaForCausalLM",))
-    assert config.dtype == "bfloat16"
-    assert (config.vocab_size, config.hidden_size, config.num_layers) == (1000, 64, 2)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 2, 8)
-    assert config.max_len == 4096
-    assert config.tie_word_embeddings is False
-    assert config.bos_token_id == 1
-    assert config.eos_token_ids == (2,)
-    assert config.raw == LLAMA
-
-
 def test_names_of_gpt2(tmp_path: Path) -> None:
     gpt2 = {
         "architectures": ["GPT2LMHeadModel"],

@@ -1,15 +1,13 @@
 """Weights that are not finite are refused where they are brought to a device, too, without waiting for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from broken import EMBEDDINGS, GATE, NORM, tensor, with_number
 from tiny import tiny_checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.checkpoint.damage import FiniteCheck
 from models.checkpoint.files import Upload
@@ -56,37 +54,6 @@ def test_finite_numbers_with_an_infinite_sum_are_served(tmp_path: Path) -> None:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
     tensor(GATE, lambda old: torch.full_like(old, 3e38))(folder)
     load(folder, upload, torch.bfloat16)
-
-
-class Waits(TorchDispatchMode):
-    """A mode that counts how often it is asked whether something is so, for which the host would wait.
-
-    Numbers are asked for as well, by safetensors, of tensors that lie on the host anyway.
-    """
-
-    count = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        asks = func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-        self.count += asks and args[0].dtype == torch.bool
-        return func(*args, **(kwargs or {}))
-
-
-def test_no_value_is_asked_for_while_weights_come(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
-    counts: list[int] = []
-    for way in (None, upload):
-        with Waits() as waits:
-            load(folder, way, torch.float32)
-        counts.append(waits.count)
-    assert counts[0] > 20  # one for each tensor
-    assert counts[1] == 0
 
 
 def test_what_is_finite_is_not_read_again() -> None:

@@ -2,11 +2,10 @@ import errno
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
-from fake_hub import REPOSITORY, FakeHub, File
+from fake_hub import REPOSITORY, FakeHub
 from httpx2 import Request, Response
 from huggingface_hub import errors
 
@@ -132,16 +131,6 @@ def test_nothing_is_reported_when_all_is_cached(fake: FakeHub) -> None:
     reported: list[float] = []
     hub.resolve("owner/name", None, None, reported.append)
     assert reported == []
-
-
-def test_a_hub_that_does_not_answer_leaves_the_cache(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*, dry_run: bool = False, **call: Any) -> list[File] | str:
-        if dry_run:
-            raise errors.DryRunError("cannot be accessed")
-        return fake.snapshot_download(**call)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    assert resolve("gpt2") == fake.snapshot
 
 
 @pytest.mark.parametrize("model", ["/no/folder", "./name", "./name.gguf", "a/b/c", "owner/", "~/model", ""])

@@ -15,8 +15,6 @@ from models.checkpoint.weights import load, open_weights
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
 from models.conversion.pooling_models import convert_class
-from models.families.decoders.llama import LlamaForCausalLM, Qwen3ForCausalLM
-from models.families.reward import Qwen2ForRewardModel
 from models.layers.attention import Attention
 from models.model import ModelSetup
 from models.pooling.config import TWO_WAY, PoolingConfig
@@ -34,31 +32,6 @@ def converted(
 
 
 # Classes
-
-KINDS = [
-    ("generate", "none", False, "LlamaForCausalLMWithPooler"),
-    ("generate", "embed", False, "LlamaForCausalLMWithPooler"),
-    ("pooling", "none", False, "LlamaForCausalLM"),
-    ("pooling", "embed", False, "LlamaForEmbedding"),
-    ("pooling", "classify", False, "LlamaForSequenceClassification"),
-    ("pooling", "classify", True, "LlamaForTokenClassification"),
-    ("pooling", "reward", True, "LlamaForTokenClassification"),
-]
-
-
-@pytest.mark.parametrize(("runner", "convert", "labels_tokens", "name"), KINDS)
-def test_classes_are_made_once_and_have_telling_names(
-    runner: str, convert: str, labels_tokens: bool, name: str
-) -> None:
-    before = dict(vars(LlamaForCausalLM))
-    made = converted(LlamaForCausalLM, runner, convert, labels_tokens)
-    assert (made.__name__, made.__module__) == (name, "models.families.decoders.llama")
-    assert converted(LlamaForCausalLM, runner, convert, labels_tokens) is made
-    assert converted(Qwen3ForCausalLM, runner, convert, labels_tokens) is not made
-    assert dict(vars(LlamaForCausalLM)) == before
-    assert not issubclass(made, LlamaForCausalLM)
-    for pools in (made, Qwen2ForRewardModel):  # a class that pools stays as it is
-        assert converted(pools, runner, convert, labels_tokens) is pools
 
 
 # Encoders

@@ -10,10 +10,9 @@ import pytest
 import torch
 import transformers
 from drive import assert_logits, load_ranks
-from pictured import TEXT
 from safetensors.torch import load_file, save_file
-from tiny import randomise, shape_of
-from tiny_shapes import EXPERTS_BESIDE, GROWING_QUERIES
+from shape_files import read_shapes
+from tiny import randomise
 from torch import Tensor
 
 from models.composites import COMPOSITES
@@ -25,147 +24,10 @@ from models.weight_slices import WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=19)
 _WINDOW = 6
-_ENCODER: dict[str, object] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-_QWEN_VISION: dict[str, object] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0],
-}
-_MULTI_AXIS = {
-    "rope_type": "default",
-    "rope_theta": 5e6,
-    "mrope_section": [4, 2, 2],
-    "mrope_interleaved": True,
-}
-_QWEN_TEXT: dict[str, object] = {**TEXT, "rope_parameters": _MULTI_AXIS}
-_HYBRID_TEXT = {
-    **{name: value for name, value in shape_of("Qwen3_5ForCausalLM").items() if name not in TEXT},
-    **TEXT,
-    "num_hidden_layers": 4,
-    "rope_parameters": {**_MULTI_AXIS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
-}
-_TEXT_OF_8 = {name: value for name, value in TEXT.items() if name != "head_dim"}
-_QWEN2_TEXT = {**_TEXT_OF_8, "rope_parameters": {"rope_theta": 1e6, "mrope_section": [2, 1, 1]}}
-_HYBRID_VISION = {name: value for name, value in _QWEN_VISION.items() if "deepstack" not in name}
-_FEW_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 
-def _mistral(**text: object) -> dict[str, Any]:
-    return {
-        "text_config": {**TEXT, **text},
-        "vision_config": {**_ENCODER, "model_type": "pixtral", "head_dim": 8},
-        "tie_word_embeddings": False,
-    }
-
-
-def _of(architecture: str) -> dict[str, object]:
-    """The fields of a tiny text that differ from those of others."""
-    return {
-        name: value
-        for name, value in shape_of(architecture).items()
-        if name not in TEXT or name == "num_hidden_layers"
-    }
-
-
-_WIDE_VISION = {
-    **{name: value for name, value in _ENCODER.items() if name != "image_size"},
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
-_LLAMA = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": _ENCODER}
-_SAM = {**_ENCODER, "output_channels": 16, "downsample_channels": [16, 16]}
 _PARTS: dict[str, dict[str, Any]] = {
-    "DeepseekOcr2ForConditionalGeneration": {
-        "text_config": {
-            **_TEXT_OF_8,
-            "num_attention_heads": 2,
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-        },
-        "vision_config": {"sam_config": _SAM, "encoder_config": {**_ENCODER, "num_key_value_heads": 1}},
-        "image_token_id": 310,
-    },
-    "GotOcr2ForConditionalGeneration": {
-        "text_config": {**TEXT, "model_type": "qwen2", "tie_word_embeddings": True},
-        "vision_config": {**_SAM, "mlp_dim": 16},
-        "image_token_index": 310,
-    },
-    "Gemma3ForConditionalGeneration": {
-        "text_config": {
-            **TEXT,
-            "query_pre_attn_scalar": 12,
-            "sliding_window": _WINDOW,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
-        "mm_tokens_per_image": 4,
-    },
-    "Gemma4ForConditionalGeneration": {
-        "text_config": {**TEXT, **_of("Gemma4ForCausalLM"), **EXPERTS_BESIDE},
-        "vision_config": _WIDE_VISION,
-        "audio_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    },
-    "Gemma4UnifiedForConditionalGeneration": {
-        "text_config": {**TEXT, **_of("Gemma4UnifiedForCausalLM")},
-        "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
-        "audio_config": {},
-    },
-    **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _LLAMA),
-    "InternVLForConditionalGeneration": {
-        "text_config": {**TEXT, "model_type": "qwen3"},
-        "vision_config": {**_ENCODER, "image_size": [28, 28], "patch_size": [14, 14]},
-    },
-    "LlavaNextForConditionalGeneration": {
-        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": _WINDOW},
-        "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
-    },
-    "LlavaOnevisionForConditionalGeneration": {
-        "text_config": {**TEXT, "model_type": "qwen2"},
-        "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
-    },
-    "LlavaForConditionalGeneration": {
-        "text_config": {**TEXT, "model_type": "qwen2"},
-        "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
-        "tie_word_embeddings": False,
-    },
-    "Mistral3ForConditionalGeneration": _mistral(model_type="mistral", sliding_window=None),
-    "Mistral3ForConditionalGeneration of Ministral 3": _mistral(
-        model_type="ministral3", rope_parameters=GROWING_QUERIES
-    ),
-    "Mistral3ForConditionalGeneration of Mistral 4": _mistral(
-        **{name: value for name, value in shape_of("Mistral4ForCausalLM").items() if name not in TEXT},
-        model_type="mistral4",
-        head_dim=20,
-        num_key_value_heads=4,
-    ),
-    "Qwen2VLForConditionalGeneration": {
-        "text_config": _QWEN2_TEXT,
-        "vision_config": {**_HYBRID_VISION, "embed_dim": 16, "hidden_size": 32},
-    },
-    "Qwen2_5_VLForConditionalGeneration": {"text_config": _QWEN2_TEXT, "vision_config": _HYBRID_VISION},
-    "Qwen3_5ForConditionalGeneration": {"text_config": _HYBRID_TEXT, "vision_config": _HYBRID_VISION},
-    "Qwen3_5MoeForConditionalGeneration": {
-        "text_config": {**_HYBRID_TEXT, **_FEW_EXPERTS, "shared_expert_intermediate_size": 16},
-        "vision_config": _HYBRID_VISION,
-    },
-    "Qwen3VLForConditionalGeneration": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION},
-    "Qwen3VLMoeForConditionalGeneration": {
-        "text_config": {**_QWEN_TEXT, **_FEW_EXPERTS},
-        "vision_config": _QWEN_VISION,
-    },
+    name: fields for name, fields in read_shapes("composites").items() if name[0].isupper()
 }
 
 

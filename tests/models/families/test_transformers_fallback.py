@@ -50,18 +50,6 @@ def test_prompt_in_chunks(folder: Path, size: int) -> None:
     assert_equal(run_in_chunks(Driver([load(folder)]), 2, PROMPT, size), hf_logits(folder, PROMPT))
 
 
-def test_sequences_packed_into_steps(folder: Path) -> None:
-    driver = Driver([load(folder)])
-    first = driver.step({3: PROMPT[:10], 1: PROMPT[:1], 0: PROMPT})
-    second = driver.step({1: PROMPT[1:], 3: PROMPT[10:11]})
-    third = driver.step({3: PROMPT[11:], 2: PROMPT[:5]})
-    expected = hf_logits(folder, PROMPT)
-    assert_equal(first[0], expected)
-    assert_equal(torch.cat([first[1], second[1]]), expected)
-    assert_equal(torch.cat([first[3], second[3], third[3]]), expected)
-    assert_equal(third[2], expected[:5])
-
-
 def test_bfloat16_is_near(folder: Path) -> None:
     ranks = load_ranks(folder, dtype=torch.bfloat16, model_impl="transformers")
     driver = Driver(ranks, dtype=torch.bfloat16)

@@ -9,45 +9,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from media_files import TOWER, media_files, noise, tower
+import transformers
+from media_files import media_files, noise
+from shape_files import read_shapes
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from transformers.image_utils import ChannelDimension
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     get_resize_output_image_size as idefics3_size,
 )
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
-from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
-from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
-    LlavaOnevisionImageProcessorPil,
-)
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     get_resize_output_image_size as pixtral_size,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import (
-    Siglip2ImageProcessorPil,
     convert_image_to_patches,
     get_image_size_for_max_num_patches,
 )
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from models.media.item import Layout, MediaError, Picture, Prepared, Processor
 from models.media.registry import make_processor
 
 SIZES = [(1, 1), (1, 7), (27, 28), (29, 31), (57, 56), (200, 1), (335, 337), (640, 480), (1023, 767)]
 SIZES += [(3000, 20), (20, 3000), (1600, 1200)]
-
-QWEN3_TOWER = {**TOWER, "patch_size": 16}
-HALF = [0.5, 0.5, 0.5]
 
 
 class Case(NamedTuple):
@@ -57,98 +44,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "qwen2": Case(
-        "Qwen2VLForConditionalGeneration",
-        {"image_token_id": 7, "vision_config": TOWER},
-        Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=200_704),
-    ),
-    "qwen3": Case(
-        "Qwen3VLForConditionalGeneration",
-        {"image_token_id": 7, "vision_config": QWEN3_TOWER},
-        Qwen2VLImageProcessorPil(
-            patch_size=16,
-            image_mean=HALF,
-            image_std=HALF,
-            size={"shortest_edge": 65_536, "longest_edge": 500_000},
-        ),
-    ),
-    "clip": Case("CLIPModel", tower("clip"), CLIPImageProcessorPil()),
-    "llava": Case(
-        "LlavaForConditionalGeneration",
-        tower("clip", image_size=336, patch_size=14),
-        CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
-    ),
-    "odd crop": Case(
-        "LlavaForConditionalGeneration",
-        tower("clip", image_size=57, patch_size=14),
-        LlavaImageProcessorPil(size={"height": 40, "width": 71}, crop_size={"height": 57, "width": 57}),
-    ),
-    "siglip": Case("SiglipModel", tower("siglip"), SiglipImageProcessorPil()),
-    "siglip2": Case("Siglip2Model", {"vision_config": {}}, Siglip2ImageProcessorPil(max_num_patches=100)),
-    "paligemma": Case(
-        "PaliGemmaForConditionalGeneration",
-        tower("siglip", patch_size=14),
-        SiglipImageProcessorPil(size={"height": 224, "width": 224}),
-    ),
-    "gemma3": Case(
-        "Gemma3ForConditionalGeneration",
-        tower("siglip", image_size=896, patch_size=14),
-        Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
-    ),
-    "pixtral": Case(
-        "LlavaForConditionalGeneration",
-        {"vision_config": {"model_type": "pixtral"}},
-        PixtralImageProcessorPil(size={"longest_edge": 500}),
-    ),
-    "mistral3": Case(
-        "Mistral3ForConditionalGeneration",
-        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "image_token_index": 12},
-        PixtralImageProcessorPil(size={"longest_edge": 620}, patch_size={"height": 28, "width": 28}),
-    ),
-    "llava next": Case(
-        "LlavaNextForConditionalGeneration",
-        tower("clip", image_size=56, patch_size=14),
-        LlavaNextImageProcessorPil(
-            size={"shortest_edge": 56},
-            crop_size={"height": 56, "width": 56},
-            image_grid_pinpoints=[[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]],
-        ),
-    ),
-    "onevision": Case(
-        "LlavaOnevisionForConditionalGeneration",
-        {**tower("siglip", image_size=56, patch_size=14), "vision_aspect_ratio": "anyres_max_3"},
-        LlavaOnevisionImageProcessorPil(
-            size={"height": 56, "width": 56},
-            image_grid_pinpoints=[[56 * rows, 56 * columns] for rows in (1, 2, 3) for columns in (1, 2, 4)],
-        ),
-    ),
-    "idefics3": Case(
-        "Idefics3ForConditionalGeneration",
-        {"vision_config": {"image_size": 56, "patch_size": 14}},
-        Idefics3ImageProcessorPil(size={"longest_edge": 224}, max_image_size={"longest_edge": 56}),
-    ),
-    "smolvlm": Case(
-        "SmolVLMForConditionalGeneration",
-        {"vision_config": {"image_size": 112, "patch_size": 14}, "image_token_id": 9, "scale_factor": 4},
-        SmolVLMImageProcessorPil(size={"longest_edge": 300}, max_image_size={"longest_edge": 112}),
-    ),
-    "huge idefics3": Case(
-        "Idefics3ForConditionalGeneration",
-        {"vision_config": {"image_size": 1024, "patch_size": 512}, "scale_factor": 1},
-        Idefics3ImageProcessorPil(size={"longest_edge": 5001}, max_image_size={"longest_edge": 1024}),
-    ),
-    "idefics3 whole": Case(
-        "Idefics3ForConditionalGeneration",
-        {"vision_config": {"image_size": 56, "patch_size": 14}},
-        Idefics3ImageProcessorPil(
-            size={"longest_edge": 99}, max_image_size={"longest_edge": 56}, do_image_splitting=False
-        ),
-    ),
-    "internvl": Case(
-        "InternVLForConditionalGeneration",
-        {"vision_config": {"image_size": [56, 56], "patch_size": [14, 14]}},
-        GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True),
-    ),
+    name: Case(
+        each["architecture"], each["config"], getattr(transformers, each["reference"])(**each["settings"])
+    )
+    for name, each in read_shapes("pixels").items()
 }
 
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from shape_files import read_shapes
 from torch import Tensor, nn
-from transformers.models.deepseek_v2 import modeling_deepseek_v2
-from transformers.models.deepseek_v3 import modeling_deepseek_v3
-from transformers.models.dots1 import modeling_dots1
-from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
-from transformers.models.glm4_moe import modeling_glm4_moe
-from transformers.models.gpt_oss import modeling_gpt_oss
-from transformers.models.granitemoe import modeling_granitemoe
-from transformers.models.minimax_m2 import modeling_minimax_m2
-from transformers.models.mixtral import modeling_mixtral
-from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from models import ops
 from models.ops.expert_routing_ops import Routing
@@ -29,9 +21,12 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def made(module: Any, name: str, config: str, **fields: Any) -> nn.Module:
+def made(family: str) -> nn.Module:
     """A router of transformers with random weights and a correction that changes choices."""
-    router = getattr(module, name)(getattr(module, config)(hidden_size=SIZE, **fields))
+    folder, given = family.partition(",")[0], ROUTERS[family]
+    config = getattr(transformers, given["config"])(hidden_size=SIZE, **given["fields"])
+    module = import_module(f"transformers.models.{folder}.modeling_{folder}")
+    router = getattr(module, given["router"])(config)
     for number, tensor in enumerate([*router.parameters(), *router.buffers()]):
         tensor.data.copy_(drawn(*tensor.shape, seed=number) * 0.3)
     return router
@@ -45,98 +40,14 @@ def sigmoid(experts: int, chosen: int, **others: Any) -> Routing:
     return Routing(experts=experts, chosen=chosen, scores="sigmoid", **others)
 
 
-GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
-ROUTERS: dict[str, tuple[Callable[[], nn.Module], Routing]] = {
-    "mixtral": (
-        lambda: made(modeling_mixtral, "MixtralTopKRouter", "MixtralConfig", num_local_experts=7),
-        softmax(7, 2),
-    ),
-    "qwen2_moe": (
-        lambda: made(
-            modeling_qwen2_moe, "Qwen2MoeTopKRouter", "Qwen2MoeConfig", num_experts=9, num_experts_per_tok=4
-        ),
-        softmax(9, 4, normalised=False),
-    ),
-    "granitemoe": (
-        lambda: made(modeling_granitemoe, "GraniteMoeTopKRouter", "GraniteMoeConfig", num_local_experts=8),
-        softmax(8, 2),
-    ),
-    "gpt_oss": (
-        lambda: made(
-            modeling_gpt_oss,
-            "GptOssTopKRouter",
-            "GptOssConfig",
-            num_local_experts=8,
-            num_experts_per_tok=1,
-        ),
-        softmax(8, 1),
-    ),
-    "glm4_moe": (
-        lambda: made(
-            modeling_glm4_moe, "Glm4MoeTopkRouter", "Glm4MoeConfig", routed_scaling_factor=2.5, **GROUPS
-        ),
-        sigmoid(12, 4, epsilon=1e-20, factor=2.5, groups=4, kept_groups=2),
-    ),
-    "deepseek_v2, greedy": (
-        lambda: made(
-            modeling_deepseek_v2,
-            "DeepseekV2TopkRouter",
-            "DeepseekV2Config",
-            num_attention_heads=4,
-            n_routed_experts=9,
-            num_experts_per_tok=4,
-            topk_method="greedy",
-        ),
-        softmax(9, 4, normalised=False),
-    ),
-    "deepseek_v2, group_limited_greedy": (
-        lambda: made(
-            modeling_deepseek_v2,
-            "DeepseekV2TopkRouter",
-            "DeepseekV2Config",
-            num_attention_heads=4,
-            topk_method="group_limited_greedy",
-            routed_scaling_factor=16.0,
-            **GROUPS,
-        ),
-        softmax(12, 4, normalised=False, factor=16.0, groups=4, kept_groups=2, summed_best=1),
-    ),
-    "deepseek_v3": (
-        lambda: made(modeling_deepseek_v3, "DeepseekV3TopkRouter", "DeepseekV3Config", **GROUPS),
-        sigmoid(12, 4, epsilon=1e-20, factor=2.5, groups=4, kept_groups=2),
-    ),
-    "dots1": (
-        lambda: made(modeling_dots1, "Dots1TopkRouter", "Dots1Config", routed_scaling_factor=1.5, **GROUPS),
-        sigmoid(12, 4, normalised=False, factor=1.5, groups=4, kept_groups=2),
-    ),
-    "ernie4_5_moe": (
-        lambda: made(
-            modeling_ernie4_5_moe,
-            "Ernie4_5_MoeTopKRouter",
-            "Ernie4_5_MoeConfig",
-            moe_num_experts=8,
-            moe_k=3,
-        ),
-        softmax(8, 3, least_sum=1e-12),
-    ),
-    "minimax_m2": (
-        lambda: made(
-            modeling_minimax_m2,
-            "MiniMaxM2TopKRouter",
-            "MiniMaxM2Config",
-            num_local_experts=8,
-            num_experts_per_tok=3,
-        ),
-        sigmoid(8, 3),
-    ),
-}
+ROUTERS = read_shapes("routers")
+"""Routers of transformers, each with the fields of its config, and the routing that is the same."""
 
 
 @pytest.mark.parametrize("family", ROUTERS)
 @torch.inference_mode()
 def test_routers_choose_as_those_of_transformers(family: str) -> None:
-    make, routing = ROUTERS[family]
-    router = make()
+    router, routing = made(family), Routing(**ROUTERS[family]["routing"])
     x = drawn(ROWS, SIZE, seed=9)
     correction = next(
         (tensor for name, tensor in router.state_dict().items() if "e_score_correction_bias" in name), None

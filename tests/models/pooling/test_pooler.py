@@ -16,7 +16,7 @@ from torch import Tensor
 from models import ops
 from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError, ModelConfig
-from models.conversion.task_poolers import embedding_pooler, generating_pooler, label_pooler
+from models.conversion.task_poolers import embedding_pooler, label_pooler
 from models.model import ModelSetup
 from models.pooling.config import Activation, PoolingConfig
 from models.pooling.pooler import PoolBatch, Pooler
@@ -130,17 +130,6 @@ def test_nothing_but_an_instruction_is_pooled_whole(hidden: list[Tensor]) -> Non
     with_skip, without = pool(pooler, [hidden[1]] * 2, [Params(skip=4), Params()])
     assert torch.equal(with_skip, without)
     assert with_skip.isfinite().all()
-
-
-def test_the_last_row_is_enough_for_last_only(hidden: list[Tensor]) -> None:
-    last = embedder(modes=("LAST",))
-    assert not last.needs_all_rows(Params())
-    whole = pool(last, hidden, [Params()] * len(hidden))
-    alone = pool(last, [rows[-1:] for rows in hidden], [Params()] * len(hidden))
-    assert all(torch.equal(a, b) for a, b in zip(whole, alone, strict=True))
-    assert last.needs_all_rows(Params("token_embed"))
-    for modes in [("CLS",), ("MEAN",), ("LAST", "MEAN")]:
-        assert embedder(modes=modes).needs_all_rows(Params())
 
 
 def test_without_a_word_the_family_decides(hidden: list[Tensor]) -> None:
@@ -313,26 +302,6 @@ def test_a_classifier_reads_one_row() -> None:
 
 
 # Batches
-
-
-def test_tasks_may_be_mixed(hidden: list[Tensor]) -> None:
-    pooling = PoolingConfig(modes=("MEAN",), classifier_tokens=(1, 2), num_labels=2)
-    pooler = generating_pooler(setup(pooling), lambda rows: rows[:, :2], "LAST")
-    assert pooler.tasks == {"embed", "token_embed", "classify", "token_classify"}
-    params = [
-        Params("token_embed"),
-        Params("classify"),
-        Params(dimensions=5),
-        Params("token_classify", use_activation=False),
-        Params(),
-    ]
-    mixed = pool(pooler, hidden, params)
-    for rows, asked, answer in zip(hidden, params, mixed, strict=True):
-        (alone,) = pool(pooler, [rows], [asked])
-        assert torch.equal(answer, alone)
-        assert answer.dtype == torch.float32
-        assert answer.shape[-1] == pooler.width(asked)
-        assert answer.dim() == (2 if asked.task.startswith("token") else 1)
 
 
 def test_a_task_that_is_not_there(hidden: list[Tensor]) -> None:
