@@ -22,9 +22,7 @@ from pictured import (
     write_pictured,
 )
 from PIL.Image import Image
-from ranks import Layout, Ranks, RanksOfTests
 from safetensors.torch import load_file, save_file
-from sizes import worker_config
 from torch import nn
 from transformers import CLIPImageProcessorPil, LlamaConfig
 
@@ -101,18 +99,6 @@ def test_prompts_with_pictures_get_the_tokens_of_transformers(
     engine = Engine(runner.launch, runner.facts, llava.prompts, chunk=chunk)
     assert_answers(engine.run(llava.asked, OUTPUT, ahead=chunk % 2), llava.answers)
     assert engine.encoded < sum(len(each.media) for each in llava.asked), "equal items are encoded once"
-
-
-@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
-def test_ranks_give_the_tokens_of_one(llava: Llava, ranks: Ranks, layout: Layout) -> None:
-    config = worker_config(folder=str(llava.folder), model=read_config(llava.folder), **SIZES)
-    executor = RanksOfTests(ranks, layout, config)
-    facts = executor.start()
-    assert facts.most_embeddings > 0
-    assert_answers(
-        Engine(executor.submit, facts, llava.prompts, chunk=4).run(llava.asked, OUTPUT), llava.answers
-    )
-    executor.stop()
 
 
 def test_steps_behind_a_picture_are_replayed(llava: Llava, runner: Runner) -> None:

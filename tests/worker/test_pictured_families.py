@@ -2,25 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from media_files import noise
 from opened import open_runner
-from pictured import TEXT, VISION, Engine, Prompts, encoded_by_layers, expected, tower_input, write_pictured
+from pictured import VISION, Engine, Prompts, encoded_by_layers, expected, tower_input, write_pictured
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
+from shape_files import read_shapes
 from torch import Tensor
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
-    LlavaOnevisionImageProcessorPil,
-)
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from video_files import noisy_video
 
 from models.config import read_config
@@ -33,8 +27,15 @@ from worker.protocol import Encode
 Inputs = dict[str, Any]
 OUTPUT = 4
 TOWER: dict[str, Any] = VISION
-SQUARE = {"height": 28, "width": 28}
-PATCHES = {"height": 14, "width": 14}
+
+
+NESTED = ("Idefics3ImageProcessorPil",)
+"""Processors to which a list of pictures is that of one prompt."""
+TAKEN = {
+    "Idefics3ImageProcessorPil": ("pixel_values", "pixel_attention_mask"),
+    "GotOcr2ImageProcessorPil": ("pixel_values",),
+}
+"""What models take of what their processors make, if it is not all of it."""
 
 
 class Family(NamedTuple):
@@ -42,144 +43,24 @@ class Family(NamedTuple):
     fields: dict[str, Any]
     reference: Any
     """The image processor of transformers, whose settings the checkpoint has."""
-    prepare: Callable[[Any, list[Image]], Inputs] = lambda reference, pictures: dict(
-        reference(images=pictures, return_tensors="pt")
-    )
-    settings: dict[str, Any] = {}
+
+    def inputs(self, pictures: list[Image]) -> Inputs:
+        kind, options = type(self.reference).__name__, dict[str, Any]()
+        if kind == "PixtralImageProcessorPil":
+            unit = 14 * self.fields.get("spatial_merge_size", 1)
+            options = {"patch_size": {"height": unit, "width": unit}}
+        made = self.reference(
+            images=[pictures] if kind in NESTED else pictures, return_tensors="pt", **options
+        )
+        return {name: torch.as_tensor(made[name]) for name in TAKEN.get(kind, made)}
 
 
-def llama(**fields: object) -> dict[str, Any]:
-    return {"text_config": {**TEXT, "model_type": "llama"}, "tie_word_embeddings": False, **fields}
-
-
-def pixtral(**fields: object) -> dict[str, Any]:
-    return {
-        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-3},
-        "vision_config": {
-            **VISION,
-            "model_type": "pixtral",
-            "image_size": 112,
-            "head_dim": 8,
-            "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
-        },
-        "image_token_index": 310,
-        "tie_word_embeddings": False,
-        **fields,
-    }
-
-
-def as_pixtral(unit: int) -> Callable[[Any, list[Image]], Inputs]:
-    def prepare(reference: Any, pictures: list[Image]) -> Inputs:
-        side = {"height": unit, "width": unit}
-        made = dict(reference(images=pictures, patch_size=side, return_tensors="pt"))
-        return {**made, "image_sizes": torch.as_tensor(made["image_sizes"])}
-
-    return prepare
-
-
-def as_nested(reference: Any, pictures: list[Image]) -> Inputs:
-    made = reference(images=[pictures], return_tensors="pt")
-    return {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
-
-
-def as_onevision(reference: Any, pictures: list[Image]) -> Inputs:
-    made = reference(images=pictures, return_tensors="pt")
-    return {**made, "batch_num_images": torch.as_tensor(made["batch_num_images"])}
-
-
-CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 16}
-SIGLIP = {**VISION, "model_type": "siglip_vision_model"}
-IDEFICS = {**VISION, "image_size": 56}
-PINPOINTS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84], [84, 84]]
 FAMILIES = {
-    "mistral3": Family(
-        "Mistral3ForConditionalGeneration",
-        pixtral(spatial_merge_size=2, vision_feature_layer=-1),
-        PixtralImageProcessorPil(size={"longest_edge": 112}),
-        as_pixtral(28),
-    ),
-    "mistral3 of two layers": Family(
-        "Mistral3ForConditionalGeneration",
-        pixtral(spatial_merge_size=3, vision_feature_layer=-2, multimodal_projector_bias=True),
-        PixtralImageProcessorPil(size={"longest_edge": 126}),
-        as_pixtral(42),
-    ),
-    "pixtral": Family(
-        "LlavaForConditionalGeneration",
-        pixtral(vision_feature_layer=-1, vision_feature_select_strategy="full"),
-        PixtralImageProcessorPil(size={"longest_edge": 100}),
-        as_pixtral(14),
-    ),
-    "llava next": Family(
-        "LlavaNextForConditionalGeneration",
-        llama(vision_config=CLIP, image_token_index=310, image_grid_pinpoints=PINPOINTS),
-        LlavaNextImageProcessorPil(
-            size={"shortest_edge": 28}, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS
-        ),
-    ),
-    "onevision": Family(
-        "LlavaOnevisionForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "qwen2"},
-            "vision_config": SIGLIP,
-            "image_token_index": 310,
-            "image_grid_pinpoints": PINPOINTS,
-            "vision_aspect_ratio": "anyres_max_3",
-            "tie_word_embeddings": False,
-        },
-        LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=PINPOINTS),
-        as_onevision,
-    ),
-    "idefics3": Family(
-        "Idefics3ForConditionalGeneration",
-        llama(vision_config=IDEFICS, image_token_id=310),
-        Idefics3ImageProcessorPil(size={"longest_edge": 150}, max_image_size={"longest_edge": 56}),
-        as_nested,
-    ),
-    "smolvlm": Family(
-        "SmolVLMForConditionalGeneration",
-        llama(vision_config={**IDEFICS, "image_size": 84}, image_token_id=310, scale_factor=3),
-        Idefics3ImageProcessorPil(size={"longest_edge": 100}, max_image_size={"longest_edge": 84}),
-        as_nested,
-    ),
-    "internvl": Family(
-        "InternVLForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "qwen2"},
-            "vision_config": {
-                **VISION,
-                "image_size": [28, 28],
-                "patch_size": [14, 14],
-                "attention_bias": True,
-            },
-            "image_token_id": 310,
-            "tie_word_embeddings": False,
-        },
-        GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True, max_patches=6),
-        lambda reference, pictures: {
-            "pixel_values": reference(images=pictures, return_tensors="pt").pixel_values
-        },
-    ),
-    "internvl of Qwen 3": Family(
-        "InternVLForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "qwen3"},
-            "vision_config": {
-                **VISION,
-                "image_size": [56, 56],
-                "patch_size": [14, 14],
-                "norm_type": "rms_norm",
-                "layer_norm_eps": 1e-3,
-            },
-            "image_token_id": 310,
-            "vision_feature_layer": -2,
-            "tie_word_embeddings": False,
-        },
-        GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=2),
-        lambda reference, pictures: {
-            "pixel_values": reference(images=pictures, return_tensors="pt").pixel_values
-        },
-    ),
+    name: Family(
+        each["architecture"], each["config"], getattr(transformers, each["reference"])(**each["settings"])
+    )
+    for name, each in read_shapes("seen").items()
+    if "architecture" in each
 }
 
 
@@ -204,7 +85,7 @@ class Written:
         self.model = model
 
     def _inputs(self, pictures: list[Image], ids: list[int]) -> Inputs:
-        return self.family.prepare(self.family.reference, pictures)
+        return self.family.inputs(pictures)
 
     def assert_frames(self, folder: Path) -> None:
         """The tower makes of a video what it makes of each frame as a picture of one tile."""

@@ -131,17 +131,6 @@ def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
     assert gather_hidden(plan, hidden, None, table.slots).hidden is hidden
 
 
-@pytest.mark.parametrize("other", [LAST, None])
-def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> None:
-    """The other sequence needs its last hidden state alone, or is not pooled."""
-    table = Table(needed_positions, paged=False)
-    news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
-    batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
-    assert batch.pooled is not None
-    pooled = gather_hidden(batch.pooled, states(batch), None, table.slots)
-    assert pooled.hidden[:, 0].tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
-
-
 def test_positions_that_a_token_names_come_from_the_step_or_from_earlier_ones() -> None:
     """A sequence that has none of them is pooled, too, and has no rows."""
     table = Table(needed_positions)

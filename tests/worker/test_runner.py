@@ -12,10 +12,8 @@ import pytest
 import torch
 from opened import open_runner
 from safetensors.torch import load_file, save_file
-from sizes import worker_config
 from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
 
-from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput, TokenLogprobs
 from worker.runner import Runner
 from worker.steps.output import NOT_FINITE, StepHandle
@@ -142,22 +140,6 @@ def test_greedy_equals_hugging_face(
     assert [each.output for each in live] == expected
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_sequences_may_come_late_and_take_over_rows(
-    runner: Runner, expected: list[list[int]], ahead: int
-) -> None:
-    engine = Engine(runner, 5, ahead)
-    first, second, third = sequences(greedy(), first_slot=2)
-    for _ in range(4):
-        engine.plan([first])
-        if len(engine.flying) > ahead:
-            engine.land()
-    engine.run([first, second])
-    third.slot = first.slot
-    engine.run([third])
-    assert [each.output for each in (first, second, third)] == expected
-
-
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_options_that_look_back_see_tokens_in_flight(runner: Runner, ahead: int) -> None:
     """Penalties, bad words and draws are the same whether or not the host has seen the last tokens."""
@@ -183,20 +165,6 @@ def test_options_that_look_back_see_tokens_in_flight(runner: Runner, ahead: int)
             assert same is not None
             assert entry.ids == same.ids
             assert entry.values == pytest.approx(same.values, abs=1e-4)
-
-
-def test_resumed_sequence_draws_and_counts_as_if_never_stopped(runner: Runner) -> None:
-    params = Sampling(max_tokens=16, seed=11, temperature=1.5, frequency_penalty=1.0)
-    whole, broken = sequences(params), sequences(params)
-    Engine(runner, 64, 0).run(whole)
-    engine = Engine(runner, 64, 0)
-    for _ in range(5):
-        engine.plan(broken)
-        engine.land()
-    for each in broken:
-        engine.preempt(each)
-    engine.run(broken)
-    assert [each.output for each in whole] == [each.output for each in broken]
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
@@ -280,28 +248,6 @@ def test_after_a_failed_step_only_one_that_knows_of_it_is_computed(
     assert runner.launch(StepInput(4, [], [row], fresh=True)).result().tokens == [expected[0][1]]
     row = SeqStep(0, len(PROMPTS[0]) + 1, 1, [5], samples=True, output_index=2)
     assert runner.launch(StepInput(5, [], [row])).result().tokens == [expected[0][2]]
-
-
-def test_facts_say_what_became_true(folder: Path) -> None:
-    heard: list[tuple[str, float]] = []
-    config = worker_config(
-        folder=str(folder),
-        model=read_config(folder),
-        cpu_threads=1,
-        # 40 blocks: keys and values of 3 layers with 2 heads of 8
-        kv_cache_memory_bytes=40 * 32 * (3 * 2 * 2 * 8) * 4,
-    )
-    runner = Runner(config, lambda stage, fraction: heard.append((stage, fraction)))
-    facts = runner.facts
-    assert (facts.device, facts.dtype, facts.block_size) == ("cpu", "float32", 32)
-    assert (facts.num_blocks, facts.max_model_len) == (40, 512)
-    assert (facts.max_num_seqs, facts.max_num_batched_tokens) == (128, 2048)
-    assert facts.kv_bytes == config.options.kv_cache_memory_bytes
-    assert 0 < facts.weight_bytes < (folder / "model.safetensors").stat().st_size
-    stages = list(dict.fromkeys(stage for stage, _ in heard))
-    assert stages == ["weights", "cache", "warmup"]
-    assert heard[-1] == ("warmup", 1.0)
-    runner.close()
 
 
 def test_warm_up_leaves_no_trace(folder: Path) -> None:

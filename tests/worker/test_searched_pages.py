@@ -12,9 +12,7 @@ from opened import open_runner
 from page_search import WIDTH, Searched, SearchedByColPali
 from pictured import Handle, Prompt, Prompts
 from qwen_pictured import PICTURE
-from ranks import Layout, Ranks, RanksOfTests
 from safetensors.torch import load_file, save_file
-from sizes import worker_config
 from torch import Tensor
 
 from models.config import read_config
@@ -71,17 +69,6 @@ def test_vectors_are_those_of_transformers(searched: Searched, chunk: int) -> No
     check_vectors(runner.launch, searched, chunk)
 
 
-@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
-def test_ranks_give_the_same(searched: Searched, ranks: Ranks, layout: Layout) -> None:
-    model = read_config(searched.folder)
-    served_as = resolve_conversion(model, searched.folder)
-    config = worker_config(folder=str(searched.folder), model=model, conversion=served_as, **SIZES)
-    executor = RanksOfTests(ranks, layout, config)
-    executor.start()
-    check_vectors(executor.submit, searched, chunk=9)
-    executor.stop()
-
-
 def test_names_as_they_were_published(tmp_path: Path) -> None:
     searched = Searched.write(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -99,14 +86,3 @@ def test_vectors_of_colpali_are_those_of_transformers(version: int, tmp_path: Pa
     facts = runner.facts
     assert facts.tasks == ("token_embed",) and facts.causal and facts.whole_prompts
     check_vectors(runner.launch, searched, chunk=96)
-
-
-def test_ranks_give_the_vectors_of_colpali(ranks: Ranks, tmp_path: Path) -> None:
-    searched = SearchedByColPali.write(tmp_path)
-    model = read_config(tmp_path)
-    served_as = resolve_conversion(model, tmp_path)
-    config = worker_config(folder=str(tmp_path), model=model, conversion=served_as, **SIZES)
-    executor = RanksOfTests(ranks, Layout(2), config)
-    executor.start()
-    check_vectors(executor.submit, searched, chunk=96)
-    executor.stop()

@@ -8,7 +8,6 @@ import torch
 from sizes import MODEL, worker_config
 
 from models.conversion.conversion_choice import Conversion
-from models.layers.attention import Attention
 from models.layers.latent_attention import IndexerSpec, LatentAttention, LatentSpec, TokenIndexer
 from models.parallel.rank_shares import Span
 from worker.cache.cache_groups import CacheLayout, LayerGroup
@@ -25,10 +24,6 @@ INDEXER = IndexerSpec(query_rank=1536, heads=64, width=128, rope=64, most=2048, 
 
 def budget(nbytes: int, flag: str = "--x", most: int = 1 << 40) -> CacheBudget:
     return CacheBudget(nbytes, flag, most)
-
-
-def layer(kv_heads: int, head_dim: int, softcap: float | None = None) -> Attention:
-    return Attention(heads=kv_heads, kv_heads=kv_heads, head_dim=head_dim, scale=1.0, softcap=softcap)
 
 
 def test_budget_decides_up_to_what_all_rows_can_fill() -> None:
@@ -94,35 +89,6 @@ def test_length_not_asked_for_is_fitted(caplog: pytest.LogCaptureFixture) -> Non
 def test_no_room_for_a_single_block() -> None:
     with pytest.raises(ValueError, match=r"raise --x$"):
         size_cache(worker_config(), LIMITS, 1000, budget(999))
-
-
-def test_layers_of_different_shapes_share_one_tensor() -> None:
-    layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
-    layout = CacheLayout([LayerGroup(0, [*layers])], 16, torch.float32)
-    nbytes = layout.block_bytes
-    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
-    layout.bind(size.num_blocks + 1, Cpu(1))
-    assert [each.kv.shape for each in layers if each.kv is not None] == [
-        (2, 8, 2, 16, 8),
-        (2, 8, 1, 16, 4),
-        (2, 8, 2, 16, 8),
-    ]
-    for value, each in enumerate(layers):
-        assert each.kv is not None
-        each.kv.fill_(value)
-    assert all((each.kv == value).all() for value, each in enumerate(layers))
-
-
-def test_a_token_takes_one_row_of_a_latent_cache() -> None:
-    """DeepSeek's 576 numbers, for each rank, beside a layer with heads."""
-    layers = [LatentAttention(Span(128, 0, 64), LATENT, scale=1.0), layer(2, 8)]
-    layout = CacheLayout([LayerGroup(0, layers)], 16, torch.bfloat16)
-    nbytes = layout.block_bytes
-    assert nbytes == 16 * (576 + 2 * 2 * 8) * 2
-    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
-    parts = layout.bind(size.num_blocks + 1, Cpu(1))
-    assert [part.shape for part in parts] == [(8, 16, 576), (8, 2, 16, 8), (8, 2, 16, 8)]
-    assert all(part.is_contiguous() for part in parts)
 
 
 def test_an_indexer_caches_keys_in_the_same_blocks() -> None:

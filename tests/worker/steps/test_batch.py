@@ -37,32 +37,6 @@ def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, samp
     return SeqStep(slot=slot, start=start, count=count, blocks=blocks or [], samples=samples)
 
 
-def test_chunked_prefill_and_decode_in_one_step() -> None:
-    table = Table()
-    table.step(seq(2, 0, 5, [7, 3]), new=[new(2, [50, 51, 52, 53, 54])])
-    table.slots.tokens[2, 5] = 59  # as the sampler does
-    first = table.step(
-        seq(2, 5, 1), seq(0, 0, 6, [1, 0], samples=False), new=[new(0, [10, 11, 12, 13, 14, 15, 16])]
-    )
-    assert first.ids.tolist() == [59, 10, 11, 12, 13, 14, 15]
-    assert first.context.positions.tolist() == [5, 0, 1, 2, 3, 4, 5]
-    assert first.context.query_starts.tolist() == [0, 1, 7]
-    assert first.context.kv_lens.tolist() == [6, 6]
-    assert first.context.block_table.tolist() == [[7, 3], [1, 0]]
-    assert first.context.slot_mapping.tolist() == [13, 4, 5, 6, 7, 0, 1]
-    assert first.context.query_lens_host == [1, 6]
-    assert first.context.kv_lens_host == [6, 6]
-    assert first.sampled is not None
-    assert first.sampled.rows == [0]
-    assert first.sampled.last.tolist() == [0]
-    assert first.sampled.flat.tolist() == [2 * 21 + 6]
-
-    last = table.step(seq(0, 6, 1))
-    assert last.ids.tolist() == [16]
-    assert last.context.slot_mapping.tolist() == [2]
-    assert last.context.block_table.tolist() == [[1, 0]]
-
-
 @pytest.mark.parametrize("by_host", [True, False])
 def test_groups_of_layers_have_tables_of_their_own(by_host: bool) -> None:
     """The layers of the second group need half a block each, so that theirs count twice."""
@@ -106,20 +80,6 @@ def test_resumed_sequence_brings_what_it_had_produced() -> None:
     batch = table.step(seq(3, 0, 5, [2, 6]), new=[new(3, [1, 2, 3, 4, 5], prompt_len=2)])
     assert batch.ids.tolist() == [1, 2, 3, 4, 5]
     assert table.slots.prompt_len[3] == 2
-
-
-def test_prompt_logprobs_cover_the_prompt_but_its_first_token() -> None:
-    table = Table()
-    asks = Sampling(max_tokens=9, temperature=0, prompt_logprobs=1)
-    tokens = [30, 31, 32, 33, 34, 35]  # the last one was sampled before a preemption
-    first = table.step(
-        seq(0, 0, 2, [0]), seq(1, 0, 3, [1], samples=False), new=[new(0, [1, 2]), new(1, tokens, 5, asks)]
-    )
-    (asked,) = first.prompt_logprobs
-    assert (asked.slot, asked.hidden, asked.tokens) == (1, slice(2, 5), slice(1, 4))
-    (asked,) = table.step(seq(1, 3, 3, [2])).prompt_logprobs
-    assert (asked.hidden, asked.tokens) == (slice(0, 1), slice(4, 5))
-    assert not table.step(seq(1, 6, 1)).prompt_logprobs
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tiny import ARCHITECTURES, VOCAB_SIZE, tiny_checkpoint
 from tiny_shapes import SHARED_CACHES
 
 from models import registry
-from worker.features.speculation.draft_rows import find_held, give_rows
+from worker.features.speculation.draft_rows import give_rows
 from worker.kernels.cpu import operations, torch_operations
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
@@ -347,14 +347,3 @@ def test_rows_have_positions_and_numbers_of_their_own() -> None:
     ]
     plain = StepInput(3, [], seqs[1:2])
     assert give_rows(plain) == plain
-
-
-@pytest.mark.parametrize(
-    ("tokens", "held", "token"),
-    [([8, 9, 5], [8, 9], 5), ([8, 7, 5], [8], 7), ([7, 9, 5], None, 7), ([8, -1, 5], [8], -1)],
-)
-def test_what_holds(tokens: list[int], held: list[int] | None, token: int) -> None:
-    seqs = [SeqStep(0, 1, 1, [], False), SeqStep(1, 4, 1, [7], True, 2, guesses=[8, 9])]
-    found = find_held(seqs, StepOutput(1, [-1, *tokens], [], {}))
-    assert (found.tokens, found.logprobs, found.held_logprobs) == ([-1, token], [], {})
-    assert found.held == ({} if held is None else {1: held})

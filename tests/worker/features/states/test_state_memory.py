@@ -34,18 +34,6 @@ def allocate(nbytes: int) -> Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-def test_every_layer_has_its_own_part_of_each_place() -> None:
-    layers = [Layer((3, 5), (2, 4, 4)), Layer((3, 5), (2, 4, 4))]
-    memory = StateMemory(layers, 6, allocate)
-    assert memory.nbytes == 6 * place_bytes(layers) == 6 * 4 * 2 * (16 + 32)
-    for number, state in enumerate(state for layer in layers for state in layer.bound_states()):
-        state.fill_(number + 1)
-        state[4].add_(10)
-    for number, state in enumerate(state for layer in layers for state in layer.bound_states()):
-        assert state.shape[0] == 6 and state[0].is_contiguous()
-        assert (state[4] == number + 11).all() and (state[5] == number + 1).all()
-
-
 def test_inputs_of_guesses_have_memory_of_their_own() -> None:
     layers = [Layer((3, 5)), Layer((3, 5), (2, 4, 4))]
     memory = StateMemory(layers, 6, allocate, 7, torch.bfloat16)
