@@ -14,7 +14,7 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
-from engine_core.protocol import AddRequest, Failed, Tokens
+from engine_core.protocol import AddRequest, Tokens
 from engine_core.scheduling.sequence import Sequence
 from worker.kernels.cpu import operations, torch_operations
 from worker.protocol import Sampling
@@ -125,21 +125,3 @@ def test_without_kernels_texts_are_in_the_language_too(
     assert {id: tokens for id, (tokens, _, _) in found.items()} == {
         id: tokens for id, (tokens, _, _) in expected.items()
     }
-
-
-def test_a_text_that_cannot_go_on_ends_alone(folder: Path, expected: Answers) -> None:
-    engine = Engine.start(engine_config(folder, max_model_len=64, cpu_threads=1), lambda _: None)
-    last: dict[int, Tokens | Failed] = {}
-    try:
-        breaking = Language(vocab=VOCAB_SIZE, width=40, shortest=9, breaks=-3)
-        engine.intake.add(0, AddRequest(0, PROMPTS[0], params(0)), ToyMatcher(breaking))
-        engine.intake.add(0, AddRequest(1, PROMPTS[1], params(1)), ToyMatcher(LANGUAGE))
-        while engine.busy:
-            for output in engine.step().get(0, []):
-                assert isinstance(output, Tokens | Failed)
-                last[output.id] = output
-    finally:
-        engine.stop()
-    failed, other = last[0], last[1]
-    assert isinstance(failed, Failed) and (failed.code, failed.message) == (400, "no bounds can be made")
-    assert isinstance(other, Tokens) and other.finish == expected[1][2]

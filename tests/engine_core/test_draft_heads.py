@@ -57,6 +57,13 @@ def compare(
         return drafted, engine.stats()
 
 
+def assert_published(drafted: Drafted, oracle: Any) -> None:
+    assert len(drafted.drafts) > 40
+    assert [
+        tokens for tokens, guessed in drafted.drafts if guessed != oracle.guesses(tokens, len(guessed))
+    ] == []
+
+
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_it_guesses_what_is_published(
@@ -66,20 +73,14 @@ def test_it_guesses_what_is_published(
     layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
     drafted, stats = compare(target, heads[method], method, layout, tensor_parallel_size=ranks_count)
     assert stats.preemptions and stats.prefix_hits, "the schedule is one of all kinds"
-    oracle = Oracle.open(target, heads[method])
-    assert len(drafted.drafts) > 40
-    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
-    assert not wrong
+    assert_published(drafted, Oracle.open(target, heads[method]))
 
 
 def test_entries_come_back_from_disk(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     compare(target, heads["eagle"], "eagle", kv_cache_dir=str(tmp_path))
     drafted, stats = compare(target, heads["eagle"], "eagle", kv_cache_dir=str(tmp_path))
     assert stats.disk is not None and stats.disk.read
-    oracle = Oracle.open(target, heads["eagle"])
-    assert len(drafted.drafts) > 40
-    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
-    assert not wrong
+    assert_published(drafted, Oracle.open(target, heads["eagle"]))
 
 
 BEHIND = ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"]
@@ -97,10 +98,7 @@ def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ran
     layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
     drafted, stats = compare(target, target, "mtp", layout, tensor_parallel_size=ranks_count)
     assert stats.preemptions and stats.prefix_hits
-    oracle = oracle_class.open(longer)
-    assert len(drafted.drafts) > 40
-    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
-    assert not wrong
+    assert_published(drafted, oracle_class.open(longer))
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
@@ -125,7 +123,4 @@ def test_a_model_with_windows(heads: dict[str, Path], tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"max_model_len": 320, "num_gpu_blocks_override": 400}
     drafted, stats = compare(target, heads["eagle"], "eagle", groups=2, **sizes)
     assert stats.prefix_hits
-    oracle = Oracle.open(target, heads["eagle"])
-    assert len(drafted.drafts) > 40
-    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
-    assert not wrong
+    assert_published(drafted, Oracle.open(target, heads["eagle"]))

@@ -16,7 +16,7 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import STEPS_BETWEEN
-from engine_core.protocol import AddRequest, Failed, Progress, Tokens
+from engine_core.protocol import AddRequest, Failed, Tokens
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Sampling, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -44,16 +44,6 @@ def run(engine: Engine) -> Told:
         for output in outputs:
             told.setdefault((client, output.id), []).append(output)  # pyright: ignore[reportArgumentType]
     return told
-
-
-def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
-    told: list[Progress] = []
-    engine = Engine.start(engine_config(model), told.append, FakeExecutor)
-    assert [progress.phase for progress in told] == ["import", "weights", "cache", "warmup"]
-    assert {progress.folder for progress in told} == {str(model)}
-    ready = engine.ready
-    assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)
-    assert (ready.worker.device, ready.worker.max_model_len, ready.worker.block_size) == ("fake", 128, 4)
 
 
 class Preparing(FakeExecutor):

@@ -10,35 +10,22 @@ from pathlib import Path
 
 import pytest
 from fake_worker import (
-    BREAKS_ROW,
-    BREAKS_STEP,
     LOSES_DEVICE,
     SLOW_STEP,
     reference,
-    vectors_of,
 )
 from live import PATIENCE, alive
 from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
-from engine_core.protocol import Failed, Pooled, Progress, Tokens
+from engine_core.protocol import Failed, Progress, Tokens
 from engine_core.reason_codes import DEADLINE
 from engine_core.restarts import exit_of, keep_engines
 from engine_core.wire.transport import ServerEnd
 from models import plugins
-from worker.protocol import Pooling, Sampling
+from worker.protocol import Sampling
 
 # Nothing goes wrong.
-
-
-async def test_many_streams_at_once(start: Start) -> None:
-    _, client = await start()
-    streams = [client.submit([n % 40, 7], Sampling(max_tokens=5 + n % 7)) for n in range(40)]
-    for n, outputs in enumerate(await asyncio.gather(*map(collect, streams))):
-        assert text(outputs) == reference([n % 40, 7], 5 + n % 7)
-        last = outputs[-1]
-        assert isinstance(last, Tokens) and last.finish == "length" and last.timing is not None
-    assert client.open_streams == 0
 
 
 async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> None:
@@ -63,24 +50,6 @@ async def test_requests_are_read_while_a_step_runs(start: Start) -> None:
     assert isinstance(failed, Failed) and failed.code == 400
     assert not first_done.done()
     assert text(await first_done) == reference([SLOW_STEP], 1)
-
-
-async def test_abort_ends_the_stream_here_and_the_work_there(start: Start) -> None:
-    _, client = await start(max_num_seqs=1)
-    stream = client.submit([1], Sampling(max_tokens=100))
-    await first(stream)
-    client.abort([stream.id, 12345])
-    outputs = await collect(stream)
-    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
-    # There is one slot: this one runs only if the other has released it.
-    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
-
-
-async def test_stats_tell_the_end_of_work(start: Start) -> None:
-    _, client = await start()
-    await collect(client.submit([1, 2, 3], Sampling(max_tokens=4)))
-    await soon(until(lambda: client.stats is not None and client.stats.running == 0))
-    assert client.stats is not None and client.stats.step_tokens == 3 + 3
 
 
 async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> None:
@@ -193,14 +162,6 @@ async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
     assert isinstance(refused, Failed) and refused.code == 503
 
 
-async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
-    _, client = await start()
-    for token, words in ((BREAKS_STEP, "the engine fails"), (BREAKS_ROW, "non-finite")):
-        (failed,) = await collect(client.submit([token], Sampling(max_tokens=3)))
-        assert isinstance(failed, Failed) and failed.code == 500 and words in failed.message
-    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
-
-
 async def test_a_lost_device_ends_the_process_with_1(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     engines, client = await start()
     (failed,) = await collect(client.submit([LOSES_DEVICE], Sampling(max_tokens=3)))
@@ -272,19 +233,6 @@ async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(
     pids = [int((model / f"pid-{rank}").read_text()) for rank in (0, 1)]
     engines.engines[0].process.kill()
     await soon(until(lambda: not any(alive(pid) for pid in pids)))
-
-
-async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
-    _, client = await start()
-    assert client.ready is not None and client.ready.worker.tasks == ("generate", "embed", "token_embed")
-    stream = client.submit([3, 4], Sampling(max_tokens=30))
-    params = Pooling(task="embed")
-    prompts = [[n % 40, 7, n % 9] for n in range(300)]
-    answers = client.submit_many([(prompt, params) for prompt in prompts])
-    for prompt, answer in zip(prompts, answers, strict=True):
-        pooled = await asyncio.wait_for(anext(answer), 60)
-        assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
-    assert text(await collect(stream)) == reference([3, 4], 30)
 
 
 async def test_requests_end_in_time_though_nothing_else_happens(start: Start) -> None:

@@ -123,15 +123,6 @@ def test_whatever_breaks_all_others_are_right(model: Path, seed: int) -> None:
         assert text(told[id]) == (whole[: len(text(told[id]))] if guilty else whole)
 
 
-def test_a_step_that_fails_once_harms_nobody(model: Path) -> None:
-    engine, executor = open_engine(model)
-    executor.fault = lambda entered, row: not executor.failed
-    for id in range(5):
-        engine.add(0, AddRequest(id, [id + 1, 7], Sampling(max_tokens=6)))
-    told = run(engine)
-    assert [text(told[id]) for id in range(5)] == [reference([id + 1, 7], 6) for id in range(5)]
-
-
 def test_too_little_memory_for_a_step_is_nobody_s_fault(model: Path) -> None:
     engine, executor = open_engine(model, max_num_seqs=8)
     executor.most_tokens = 10

@@ -10,7 +10,8 @@ import pytest
 from drafted import asked_at_random
 from media_files import noise
 from msgspec.structs import replace
-from pictured import TEXT, VISION, Answer, Prompt, Prompts, assert_answers, expected, write_pictured
+from pictured import Answer, Prompt, Prompts, assert_answers, expected, write_pictured
+from pictured_chat import LLAVA, SETTINGS
 from PIL.Image import Image
 from sizes import engine_config
 from tiny import tiny_checkpoint
@@ -27,16 +28,6 @@ from worker.capacity import WorkerLimits
 from worker.features.media.step_media import StepMedia
 from worker.protocol import Sampling, StepInput
 
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": 28},
-    "crop_size": {"height": 28, "width": 28},
-}
-FIELDS: dict[str, Any] = {
-    "text_config": {**TEXT, "model_type": "llama"},
-    "vision_config": {**VISION, "model_type": "clip_vision_model"},
-    "image_token_index": 310,
-}
 OUTPUT = 5
 ITEM = 4
 """The embeddings of a picture."""
@@ -72,7 +63,7 @@ class Llava:
         return expected(model, prompt, OUTPUT, self.inputs)
 
     def write(self, folder: Path) -> nn.Module:
-        return write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
+        return write_pictured("LlavaForConditionalGeneration", folder, LLAVA, SETTINGS)
 
     def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
         processor = CLIPImageProcessorPil(**SETTINGS)
@@ -298,11 +289,6 @@ def test_an_answer_that_another_engine_began_goes_on(paligemma: PaliGemma) -> No
             tokens += output.tokens
     engine.stop()
     assert tokens == right[3:]
-
-
-def test_a_step_that_holds_no_whole_prompt_is_refused(paligemma: PaliGemma) -> None:
-    with pytest.raises(ValueError, match="is less than --max-model-len"):
-        paligemma.run(paligemma.asked[:1], max_num_batched_tokens=32)
 
 
 @pytest.mark.parametrize("kind", ["llava", "gemma3", "paligemma"])

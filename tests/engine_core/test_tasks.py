@@ -184,17 +184,6 @@ def test_what_cannot_be_offered_is_refused_at_the_start(
         start(llama, **options)
 
 
-def test_labels_may_be_tokens_of_a_model_that_generates(llama: Path, start: Start) -> None:
-    two_way = {"classifier_from_token": [20, 30], "method": "from_2_way_softmax"}
-    engine = start(llama, runner="generate", hf_overrides=two_way)
-    assert engine.ready.worker.tasks == ("generate", "embed", "classify")
-    told = run(engine, pool(1, TEXTS[0], "classify"), write(2, TEXTS[0]))
-    with torch.inference_mode():
-        logits = hf_model(llama)(torch.tensor([TEXTS[0]])).logits[0, -1, [20, 30]]
-    np.testing.assert_allclose(vectors(told[1]), logits.softmax(-1)[1:].numpy(), atol=1e-5)
-    assert text(told[2]) == hf_greedy(llama, TEXTS[:1], OUTPUT)[0]
-
-
 # Encoders
 
 
@@ -265,11 +254,3 @@ def test_what_is_not_finite_fails_its_own_sequence(
     np.testing.assert_allclose(vectors(told[1]), normal(hidden(llama, TEXTS[0])[-1]), atol=1e-5)
     np.testing.assert_allclose(vectors(told[6]), normal(hidden(llama, TEXTS[2])), atol=1e-5)
     assert text(told[4]) == hf_greedy(llama, TEXTS[:1], OUTPUT)[0]
-
-
-def test_the_first_architecture_that_is_served_is_the_model(llama: Path, start: Start) -> None:
-    named = {"architectures": ["Jais2ForCausalLM", "LlamaForSequenceClassification", "LlamaForCausalLM"]}
-    assert start(llama, hf_overrides=named, model_impl="facet", convert="embed").ready.worker.tasks == (
-        "embed",
-        "token_embed",
-    )
