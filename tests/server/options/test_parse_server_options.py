@@ -7,23 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_core.config import EngineConfig
-from server.options.adapter_options import AdapterOptions
-from server.options.connection_options import ConnectionOptions
 from server.options.foreign_options import VLLM_FLAGS
-from server.options.media_options import MediaOptions
 from server.options.option_parsing import OptionError, assemble, flatten
 from server.options.parse_server_options import OPTIONS, parse
-from server.options.plugin_options import PluginOptions
 from server.options.server_flags import (
-    AccessOptions,
-    BatchOptions,
-    LogOptions,
-    ReportOptions,
     ServerConfig,
-    VectorOptions,
 )
-from worker.options import LoraOptions, WorkerOptions, size
+from worker.options import size
 
 
 def read(*arguments: str, **environ: str) -> ServerConfig:
@@ -247,39 +237,17 @@ def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(file: Path) -> No
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    structs = (
-        ServerConfig,
-        AccessOptions,
-        ConnectionOptions,
-        PluginOptions,
-        LogOptions,
-        MediaOptions,
-        VectorOptions,
-        AdapterOptions,
-        BatchOptions,
-        ReportOptions,
-        EngineConfig,
-        WorkerOptions,
-        LoraOptions,
-    )
+    structs: list[type[msgspec.Struct]] = [ServerConfig]
+    groups: set[str] = set()
+    for struct in structs:
+        for info in msgspec.structs.fields(struct):
+            if isinstance(info.type, type) and issubclass(info.type, msgspec.Struct):
+                structs.append(info.type)
+                groups.add(info.name)
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
     guesses, formats = ("spec_method", "spec_model", "spec_tokens"), ("config_format", "tokenizer_mode")
     shorthands = ("async_scheduling", *guesses, *formats)
-    groups = {
-        "engine",
-        "worker",
-        "access",
-        "connections",
-        "plugins",
-        "log",
-        "media",
-        "vectors",
-        "batches",
-        "adapters",
-        "lora",
-        "reports",
-    }
     assert sorted(options) == sorted({*fields, *shorthands} - groups)
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))

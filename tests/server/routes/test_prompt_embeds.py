@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fake_api import assert_the_same_if_long, post, post_stream, refusal
+from fake_api import post, post_stream, refusal
 from fake_frontend import FakeFrontend
 from media_frontend import PICTURE, data_url, seeing
 
@@ -89,27 +89,6 @@ def test_long_prompts_are_several_items() -> None:
     assert [(each.at, each.length) for each in items] == [(0, 256), (256, 256), (512, 88)]
     assert b"".join(bytes(each.pixels.data) for each in items) == rows.tobytes()
     assert len({each.hash for each in items}) == 3
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"prompt": ["hi"], "n": 2, "return_token_ids": True},
-        {"stream": True},
-        {"echo": True},
-        {"prompt_embeds": "AAAA"},
-    ],
-)
-async def test_the_helper_reads_long_bodies(
-    client: httpx.AsyncClient, frontend: FakeFrontend, more: dict[str, Any]
-) -> None:
-    await assert_the_same_if_long(
-        client, frontend, PATH, {"prompt_embeds": [FILE], "max_tokens": 2, "seed": 1, **more}
-    )
-    if "echo" not in more and more.get("prompt_embeds") is None:
-        first = len(frontend.asked) // 2
-        assert np.array_equal(values(frontend, first), values(frontend, 0))
 
 
 async def test_bodies_may_be_longer(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:

@@ -11,20 +11,9 @@ from fake_frontend import FakeFrontend
 from media_frontend import PAD, PICTURE, SMALL, seeing
 from starlette.types import ASGIApp
 
-from engine_core.protocol import Timing
-
 CHAT, GENERATE = "/api/chat", "/api/generate"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 TALK = [{"role": "user", "content": "hi"}]
-BODY: dict[str, Any] = {"model": "tiny", "messages": TALK, "tools": [TOOL]}
 PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
-CALLED = {"name": "get_weather", "arguments": {"city": "Pa<ris"}}
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], **more: Any) -> Any:
@@ -38,25 +27,6 @@ async def refusal(client: httpx.AsyncClient, path: str, body: dict[str, Any], st
     assert response.status_code == status, response.text
     assert response.json().keys() == {"error"}
     return response.json()["error"]
-
-
-def without_ids(calls: list[Any]) -> list[Any]:
-    return [call["function"] for call in calls]
-
-
-async def test_a_whole_chat(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
-    frontend.timing = Timing(queued=0.5, prefill=0.25, decode=0.125, compute=0.1, steps=3, preemptions=0)
-    answer = await ask(client, CHAT, BODY)
-    message = answer["message"]
-    assert (answer["model"], answer["done"], answer["done_reason"]) == ("org/tiny", True, "stop")
-    assert (message["role"], message["content"], message["thinking"]) == ("assistant", "I look.", "They ask.")
-    assert without_ids(message["tool_calls"]) == [{"index": n, **CALLED} for n in range(2)]
-    assert len({call["id"] for call in message["tool_calls"]}) == 2
-    assert answer["prompt_eval_count"] == len(frontend.asked[-1][0])
-    assert answer["eval_count"] == len(frontend.reply) + 1
-    assert answer["load_duration"] == 500_000_000
-    assert (answer["prompt_eval_duration"], answer["eval_duration"]) == (250_000_000, 125_000_000)
-    assert answer["total_duration"] > 0 and answer["created_at"].endswith("Z")
 
 
 async def test_a_client_that_leaves_ends_the_request(app: ASGIApp, frontend: FakeFrontend) -> None:
