@@ -1,22 +1,13 @@
 """What the comparison writes and counts; what it measures needs a quiet machine, and no test."""
 
 import json
-import os
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import BertProcessing
 
 MACHINE = {
     "processor": "A CPU",
@@ -158,34 +149,6 @@ def test_the_floor_of_an_embedding_counts_every_pair_of_tokens(load, tmp_path: P
     assert values["e2el_ms"] == pytest.approx(1000 * text * 3 * 2)
 
 
-def test_without_a_compiler_torch_alone_says_how_fast_the_machine_is(
-    load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = load("machine")
-    if platform.machine() == "x86_64" and shutil.which("cc"):
-        assert machine.register_rate("fp32") > 0
-        assert machine.register_rate("bf16") > 0
-    monkeypatch.setenv("PATH", "")
-    assert machine.register_rate("fp32") == 0
-
-
-def test_what_a_cache_takes_is_left_out(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare, work, servers = load("compare"), load("work"), load("servers")
-    (tmp_path / "tiny-2m").mkdir()
-    (tmp_path / "tiny-2m" / "model.safetensors").write_bytes(bytes(3 << 20))
-    sides = [servers.Side(name, "", lambda *_: []) for name in ("fills it", "takes what it needs")]
-    sides.append(servers.Side("elsewhere", "", lambda *_: [], ("generation",)))
-
-    def at_rest(self: object, model: Any, side: Any) -> dict[str, float]:
-        return {"all_mib": 500.0 + (model.cache_mib if side.name == "fills it" else 0)}
-
-    monkeypatch.setattr(compare.Comparison, "_at_rest", at_rest)
-    comparison = compare.Comparison(SimpleNamespace(folder=tmp_path), sides)
-    comparison._weigh(work.Model("tiny-2m"))
-    found = {record["side"]: (record["all_mib"], record["beyond_mib"]) for record in comparison.records}
-    assert found == {"fills it": (2036, 497), "takes what it needs": (500, 497)}
-
-
 def test_every_side_serves_the_folder_at_the_port_that_it_is_given(load, tmp_path: Path) -> None:
     peers, work = load("peers"), load("work")
     for kind in ("bf16", "q8_0", "f32"):
@@ -202,56 +165,6 @@ def test_every_side_serves_the_folder_at_the_port_that_it_is_given(load, tmp_pat
     taking = {part: [side.name for side in found if part in side.parts] for part in work.PARTS}
     assert taking["embeddings"] == ["facet", "vLLM", "vLLM tuned", "llama.cpp", "Infinity"]
     assert taking["startup"] == ["facet", "vLLM", "vLLM eager"]
-
-
-def test_texts_have_as_many_tokens_as_is_said(load, tmp_path: Path) -> None:
-    texts = load("texts")
-    words = {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "some": 3, "words": 4, "##ing": 5, "of": 6}
-    tokenizer = Tokenizer(WordPiece(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = BertProcessing(("[SEP]", 1), ("[CLS]", 0))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    texts.write(tmp_path / "t.jsonl", tmp_path, 8, 32)
-    lines = [json.loads(line)["input"] for line in (tmp_path / "t.jsonl").read_text().splitlines()]
-    assert {len(line) for line in lines} == {32}
-    ids = [tokenizer.encode(text).ids for line in lines for text in line]
-    assert {len(each) for each in ids} == {8}
-    assert {id for each in ids for id in each} == {0, 1, 3, 4}
-
-
-def test_the_log_of_a_side_is_told_without_folders(load, tmp_path: Path) -> None:
-    servers, work = load("servers"), load("work")
-    code = "import sys; sys.exit('no room in /some/where/else for ' + sys.argv[1])"
-    folder = tmp_path / "model"
-    side = servers.Side("broken", "", lambda folder, *_: [sys.executable, "-c", code, str(folder)])
-    server = servers.Server(side, folder, work.Model("any"))
-    with pytest.raises(servers.DidNotStart) as told:
-        server.wait_ready()
-    server.close()
-    assert str(told.value) == "it ended with 1:\nno room in …/else for …/model"
-
-
-def test_a_tree_holds_children_of_children(load) -> None:
-    processes = load("servers")
-    inner = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", outer], **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
-        grandchild = int(process.stdout.readline())
-        assert {process.pid, grandchild} <= set(processes.tree(os.getpid()))
-        assert processes.tree(grandchild) == [grandchild]
-        assert processes.resident_mib(grandchild) > 1
-        process.stdin.close()
-    assert processes.resident_mib(grandchild) == 0
-
-
-def test_time_on_the_processor_is_counted(load) -> None:
-    processes = load("servers")
-    before = processes.cpu_seconds(os.getpid())
-    while processes.cpu_seconds(os.getpid()) == before:
-        pass
-    assert processes.cpu_seconds(os.getpid()) - before < 1
 
 
 @pytest.mark.parametrize("quick", [True, False])
