@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from shape_files import read_shapes
+
 Schema = dict[str, Any]
 
 _WORDS = re.findall(
@@ -118,48 +120,6 @@ def _tree(rng: random.Random, kinds: int) -> Schema:
     return {"$defs": definitions, "$ref": "#/$defs/node_0"}
 
 
-_COORDINATES: Schema = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}
-GEOMETRY: Schema = {
-    "anyOf": [
-        an_object({"type": {"const": "Point"}, "coordinates": _COORDINATES}),
-        an_object({"type": {"const": "LineString"}, "coordinates": {"type": "array", "items": _COORDINATES}}),
-        an_object(
-            {
-                "type": {"const": "Polygon"},
-                "coordinates": {"type": "array", "items": {"type": "array", "items": _COORDINATES}},
-            }
-        ),
-        an_object(
-            {
-                "type": {"const": "GeometryCollection"},
-                "geometries": {"type": "array", "items": {"$ref": "#/$defs/geometry"}},
-            }
-        ),
-    ]
-}
-_FILTER: Schema = {
-    "anyOf": [
-        an_object({"and": {"type": "array", "items": {"$ref": "#/$defs/filter"}}}),
-        an_object({"or": {"type": "array", "items": {"$ref": "#/$defs/filter"}}}),
-        an_object({"not": {"$ref": "#/$defs/filter"}}),
-        an_object(
-            {
-                "field": {"enum": _names(40)},
-                "op": {"enum": ["<", "<=", "=", ">=", ">", "in", "like"]},
-                "value": {"type": ["string", "number", "boolean", "null"]},
-            }
-        ),
-    ]
-}
-_JSON: Schema = {
-    "anyOf": [
-        {"type": ["string", "number", "boolean", "null"]},
-        {"type": "array", "items": {"$ref": "#/$defs/json"}},
-        {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
-    ]
-}
-
-
 def _tables(rng: random.Random) -> Iterator[tuple[str, Schema]]:
     for count in (10, 30, 100, 300, 600, 900):
         plain: Schema = {name: {"type": "string"} for name in _names(count)}
@@ -178,9 +138,8 @@ def real_schemas() -> dict[str, Schema]:
     """The schemas by name; the same ones in every process."""
     rng = random.Random(7)
     found: dict[str, Schema] = dict(_tables(rng))
-    found["geometry"] = {"$defs": {"geometry": GEOMETRY}, "$ref": "#/$defs/geometry"}
-    found["filter"] = {"$defs": {"filter": _FILTER}, "$ref": "#/$defs/filter"}
-    found["any JSON"] = {"$defs": {"json": _JSON}, "$ref": "#/$defs/json"}
+    for name, schema in read_shapes("recursive").items():
+        found["any JSON" if name == "json" else name] = {"$defs": {name: schema}, "$ref": f"#/$defs/{name}"}
     found["any object"] = {"type": "object"}
     for number in range(60):
         found[f"record {number}"] = _record(rng, rng.randint(1, 40))
