@@ -63,6 +63,7 @@ class _Asked(msgspec.Struct):
 
     model: object = None
     name: object = None
+    lora_path: object = None
     stream: object = None
     task: object = None
 
@@ -261,7 +262,7 @@ def task_asked(path: str, asked: _Asked | None) -> object:
 
 def name_asked(scope: Scope, asked: _Asked | None) -> str | None:
     """The model that a request names, in its body or else in a header."""
-    named = None if asked is None else asked.model or asked.name
+    named = None if asked is None else asked.lora_path or asked.model or asked.name
     if isinstance(named, str) and named:
         return named
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, LiteralString, cast
+from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, cast
 
 import msgspec
 from pydantic import (
@@ -19,12 +19,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     Strict,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from server.errors import BadRequest, too_many
 from server.schemas.unknown_fields import Dialects, FieldNotes, find_unknown
@@ -80,8 +81,6 @@ UNSUPPORTED: Mapping[str, Neutral] = {
     "suffix": ("",),
     "prompt_embeds": (),
     "logprob_token_ids": (),
-    "return_token_offsets": (False,),
-    "repetition_detection": (),
     "lora": (),
     "lora_request": (),
     "kv_transfer_params": (),
@@ -98,7 +97,7 @@ UNSUPPORTED: Mapping[str, Neutral] = {
 MEANINGLESS = frozenset(
     {
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
-        "prompt_cache_options", "prompt_cache_key", "session_id",
+        "prompt_cache_options", "prompt_cache_key", "session_id", "keep_alive",
     }
 )  # fmt: skip
 """Fields for OpenAI's book-keeping: labels and billing that cannot change an answer here."""
@@ -121,6 +120,21 @@ Bounds = Mapping[str, tuple[int, str]]
 """Field -> the most entries that it may have, and the word for them."""
 
 
+class ForeignField(NamedTuple):
+    """A field of other servers."""
+
+    read: Callable[[Any, FieldNotes], dict[str, Any] | None]
+    """Returns what it says in our fields; None if it has no effect. Raises BadRequest."""
+    meaning: str
+    yields: bool = False
+    """Whether our fields go before it."""
+
+
+def no_effect(neutral: object) -> ForeignField:
+    """A field that is accepted in vain. With the value `neutral` it asks for nothing."""
+    return ForeignField(lambda value, notes: {} if value == neutral else None, "Accepted without effect.")
+
+
 class Body(BaseModel):
     """A request's JSON object. Subclasses name the fields that they refuse or accept without effect."""
 
@@ -135,6 +149,8 @@ class Body(BaseModel):
     """Fields of other APIs, and the path and the dialect in which they are taken."""
     other_names: ClassVar[Mapping[str, str]] = {}
     """Names that other servers have for fields of ours, and our names."""
+    foreign: ClassVar[Mapping[str, ForeignField]] = {}
+    """Fields of other servers that say something in another way than ours."""
     client_names: ClassVar[Mapping[str, str]] = {}
     """Fields of chat completions that errors name, and what this body has in their place."""
 
@@ -150,27 +166,48 @@ class Body(BaseModel):
                 elif type(value) in _LONG_KINDS and len(value) > _SHORT:
                     cls._check_length(name, len(value))
             if others:
-                return cls._with_names(body, others, info.context)
+                return cls._with_ours(body, others, info.context)
         return body
 
     @classmethod
-    def _with_names(cls, body: dict[str, Any], others: list[str], notes: FieldNotes | None) -> object:
-        """The body with our fields in the place of those that have other names."""
-        if unknown := [name for name in others if name not in cls.other_names]:
-            find_unknown(unknown, [*cls.__pydantic_fields__, *cls.other_names], cls.of_dialects, notes)
-        body = {**body}
-        for name in others:
-            ours, value = cls.other_names.get(name), body[name]
-            if ours is None or value is None:
-                continue
-            if body.get(ours) not in (None, value):
+    def _with_ours(cls, body: dict[str, Any], others: list[str], notes: FieldNotes | None) -> object:
+        """The body with our fields in the place of those of other servers."""
+        taken = [*cls.other_names, *cls.foreign]
+        if unknown := [name for name in others if name not in taken]:
+            find_unknown(unknown, [*cls.__pydantic_fields__, *taken], cls.of_dialects, notes)
+        body, notes = {**body}, notes or FieldNotes(strict=True)
+        given = [name for name in taken if body.get(name) is not None]
+        for name in given:
+            value = body[name]
+            if (ours := cls.other_names.get(name)) is None:
+                field = cls.foreign[name]
+                if (found := field.read(value, notes)) is None:
+                    notes.tell_no_effect(name)
+                    continue
+                if field.yields:
+                    found = {ours: each for ours, each in found.items() if body.get(ours) is None}
+            elif body.get(ours) in (None, value):
+                found = {ours: value}
+            else:
                 raise BadRequest(f"`{name}` and `{ours}` say different things. Give one of them.", name)
-            if notes is not None:
-                notes.names[ours] = name
-            if type(value) in _LONG_KINDS:
-                cls._check_length(ours, len(value))
-            body[ours] = value
+            notes.names |= {ours: name for ours in found if ours not in notes.names}
+            body |= found
+            for ours, value in found.items():
+                if type(value) in _LONG_KINDS:
+                    cls._check_length(ours, len(value))
         return body
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describes the fields of other servers behind ours."""
+        found = handler.resolve_ref_schema(handler(schema))
+        meanings = {name: f"{ours}, by another name." for name, ours in cls.other_names.items()}
+        meanings |= {name: each.meaning for name, each in cls.foreign.items()}
+        more = {name: {"description": meanings[name], "default": None} for name in sorted(meanings)}
+        found["properties"] = {**found.get("properties", {}), **more}
+        return found
 
     def without_texts(self) -> dict[str, object]:
         """The fields that were given, as JSON has them, with stand-ins for those that may be long."""

@@ -3,21 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from server.errors import BadRequest
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
-from server.schemas.body import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional
+from server.schemas.body import MEANINGLESS, UNSUPPORTED, Body, Bounds, Flag, optional
 from server.schemas.logprobs import ChatLogprobs, PromptLogprobs
 from server.schemas.messages import Messages, ToolChoice, read_tool_choice
 from server.schemas.repaired_history import HistoryOptions
-from server.schemas.sampling_fields import ChunkChoice, GenerationBody, ReasoningOptions, Usage
-from server.text.chat_template import AnswerStyle, Verbosity
+from server.schemas.sampling_fields import Budget, BudgetOptions, ChunkChoice, GenerationBody, Usage
+from server.schemas.unknown_fields import note_name
+from server.schemas.vendor_bodies.foreign_fields import CHAT_FIELDS, GENERATION_NAMES
+from server.text.chat_template import AnswerStyle, Effort, Verbosity
+
+
+class Reasoning(Body):
+    """OpenRouter's object."""
+
+    effort: Effort | None = None
+    max_tokens: Budget | None = None
+    exclude: Flag | None = None
+    enabled: Flag | None = None
+
+
+class Thinking(Body):
+    """Anthropic's object, which other APIs have taken over."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Budget | None = None
+    budget: Budget | None = None
+
+
+_SWITCH = {"enabled": True, "disabled": False}
+
+
+class ReasoningOptions(BudgetOptions):
+    include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
+    reasoning_effort: Effort | None = optional(
+        "Passed to the chat template, if that reads it; none switches thinking off where the "
+        "template has a switch, and all others switch it on."
+    )
+    enable_thinking: Flag | None = optional("The template's switch for thinking, whatever its name there.")
+    reasoning: Reasoning | None = optional(
+        "OpenRouter's object: `effort` is reasoning_effort, `max_tokens` thinking_token_budget, "
+        "`exclude: true` is include_reasoning: false, and `enabled` is enable_thinking."
+    )
+
+    thinking: Thinking | None = optional(
+        "Anthropic's object: `type` is enable_thinking, and `budget_tokens` thinking_token_budget."
+    )
+    separate_reasoning: Flag = Field(
+        default=True, description="false: the reasoning stays in the content, as the model wrote it."
+    )
+
+    def read_reasoning(self) -> None:
+        """Puts what was said under other names where ours have it."""
+        told = self.reasoning or Reasoning()
+        self._take("reasoning_effort", "reasoning.effort", told.effort)
+        self._take("enable_thinking", "reasoning.enabled", told.enabled)
+        self.read_budget()
+        self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
+        if self.thinking is not None:
+            self._take("enable_thinking", "thinking.type", _SWITCH.get(self.thinking.type))
+            budgets = self.thinking.budget_tokens, self.thinking.budget
+            self._take("thinking_token_budget", "thinking.budget_tokens", budgets[budgets[0] is None])
+        if told.exclude:
+            self.include_reasoning = False
+        self.reasoning = self.thinking = None
 
 
 class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
@@ -33,6 +90,8 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
         "return_prompt_text": (False,),
     }
     meaningless = MEANINGLESS | {"prediction"}
+    other_names = GENERATION_NAMES
+    foreign = CHAT_FIELDS
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **HistoryOptions.bounds}
     stand_ins: ClassVar[Mapping[str, object]] = {
         **HistoryOptions.stand_ins,
@@ -55,12 +114,14 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
     verbosity: Verbosity | None = optional("Passed to the chat template, if that reads it.")
 
     @model_validator(mode="after")
-    def check_chat(self) -> Self:
+    def check_chat(self, info: ValidationInfo) -> Self:
+        if self.max_completion_tokens is not None:
+            note_name(info.context, "max_tokens", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         if self.tool_choice is not None:
             read_tool_choice(self.tool_choice)  # raises the error, if it is wrong
-        if self.reasoning is not None or self.reasoning_budget is not None:
+        if self.reasoning is not None or self.reasoning_budget is not None or self.thinking is not None:
             self.read_reasoning()
         return self
 

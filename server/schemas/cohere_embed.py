@@ -39,6 +39,7 @@ class CohereRequest(Body):
     bounds = dict.fromkeys(("texts", "inputs", "images"), (LIMITS.inputs, "texts"))
     stand_ins = {"texts": ["-"], "inputs": None, "images": None}
     texts_field: ClassVar[str] = "texts"
+    client_names = {"dimensions": "output_dimension"}
 
     model: Text | None = optional("null is the served model.")
     texts: Texts | None = None

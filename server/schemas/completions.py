@@ -13,7 +13,7 @@ from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
-from server.schemas.body import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional, read_sources
+from server.schemas.body import MEANINGLESS, UNSUPPORTED, Bounds, Flag, ForeignField, optional, read_sources
 from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs
 from server.schemas.sampling_fields import (
     BudgetOptions,
@@ -22,8 +22,12 @@ from server.schemas.sampling_fields import (
     Strings,
     Usage,
 )
+from server.schemas.vendor_bodies.foreign_fields import GENERATION_FIELDS, GENERATION_NAMES, foreign_length
 
 Prompt = str | list[int]
+
+_FILLS_CONTEXT = 1 << 62
+"""The max_tokens of an answer that fills the context; null is 16 here."""
 
 _SHAPES = "Input should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
@@ -44,9 +48,10 @@ class CompletionRequest(GenerationBody, BudgetOptions):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
     stand_ins = {"prompt": "-", "prompt_embeds": None}
-    other_names: ClassVar[Mapping[str, str]] = {
-        **GenerationBody.other_names,
-        "max_completion_tokens": "max_tokens",
+    other_names: ClassVar[Mapping[str, str]] = {**GENERATION_NAMES, "max_completion_tokens": "max_tokens"}
+    foreign: ClassVar[Mapping[str, ForeignField]] = {
+        **GENERATION_FIELDS,
+        "n_predict": foreign_length(_FILLS_CONTEXT),
     }
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, "prompt_embeds": (LIMITS.prompts, "prompts")}
 
@@ -125,6 +130,8 @@ class CompletionRequest(GenerationBody, BudgetOptions):
         # The engine runs no request for zero tokens: one is made and not shown.
         if self.scores_only:
             return 1
+        if self.max_tokens == _FILLS_CONTEXT:
+            return None
         return 16 if self.max_tokens is None else self.max_tokens
 
     def to_sampling(self) -> SamplingParams:

@@ -6,11 +6,12 @@ it is, is found out before the fields are read, so that one mistake is one error
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
+from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, model_validator
 
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
@@ -29,6 +30,7 @@ from server.schemas.body import (
     FIRST_ERROR,
     MEANINGLESS,
     Flag,
+    ForeignField,
     Neutral,
     Text,
     check_text,
@@ -37,6 +39,8 @@ from server.schemas.body import (
 )
 from server.schemas.messages import Message, Messages, TemplateOptions, picture_alone
 from server.schemas.sampling_fields import RequestBody, Usage
+from server.schemas.unknown_fields import note_name
+from server.schemas.vendor_bodies.foreign_fields import ADAPTER_FIELDS
 from server.schemas.vendor_bodies.jina import JINA, read_jina
 from worker.protocol import Task
 
@@ -65,6 +69,8 @@ class PoolingBody(RequestBody):
 
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
+    other_names: ClassVar[Mapping[str, str]] = {"rid": "request_id"}
+    foreign: ClassVar[Mapping[str, ForeignField]] = ADAPTER_FIELDS
 
     use_activation: Flag | None = optional(
         "Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
@@ -79,12 +85,14 @@ class PoolingBody(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def read_old_names(cls, body: object) -> object:
+    def read_old_names(cls, body: object, info: ValidationInfo) -> object:
         if not isinstance(body, dict) or body.keys().isdisjoint(_OLD_NAMES):
             return body
         given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
         if len({value for value in given.values() if isinstance(value, bool)}) > 1:
             raise activations_differ(given)
+        if body.get("use_activation") is None and given:
+            note_name(info.context, "use_activation", next(iter(given)))
         wrong = [value for value in given.values() if not isinstance(value, bool)]
         rest = {name: value for name, value in body.items() if name not in (*_OLD_NAMES, "use_activation")}
         return {**rest, "use_activation": next(iter([*wrong, *given.values()]), None)}
@@ -143,7 +151,7 @@ class TextBody(PoolingBody, TemplateOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def find_messages(cls, body: object) -> object:
+    def find_messages(cls, body: object, info: ValidationInfo) -> object:
         """Moves messages, or lists of them, from `input` to `messages`."""
         given = body.get("input") if isinstance(body, dict) else None
         first = given[0] if isinstance(given, list) and given else None
@@ -155,6 +163,7 @@ class TextBody(PoolingBody, TemplateOptions):
             return body
         if body.get("messages") is not None:
             raise BadRequest("Exactly one of `input` and `messages` must be given.", "input")
+        note_name(info.context, "messages", "input")
         return {**{name: value for name, value in body.items() if name != "input"}, "messages": given}
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ Bodies only say what the fields mean. Ranges are checked in one place for all ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -22,18 +22,8 @@ from server.requests.sampling_params import SamplingParams
 from server.requests.timing import TimingReport
 from server.schemas.answer_form import StructuredBody
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts, optional
-from server.text.chat_template import Effort
 
 Budget = Annotated[int, Field(ge=-1)]
-
-
-class Reasoning(Body):
-    """OpenRouter's object."""
-
-    effort: Effort | None = None
-    max_tokens: Budget | None = None
-    exclude: Flag | None = None
-    enabled: Flag | None = None
 
 
 class BudgetOptions(Body):
@@ -61,30 +51,6 @@ class BudgetOptions(Body):
         if getattr(self, field) not in (None, value):
             raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
         setattr(self, field, value)
-
-
-class ReasoningOptions(BudgetOptions):
-    include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
-    reasoning_effort: Effort | None = optional(
-        "Passed to the chat template, if that reads it; none switches thinking off where the "
-        "template has a switch, and all others switch it on."
-    )
-    enable_thinking: Flag | None = optional("The template's switch for thinking, whatever its name there.")
-    reasoning: Reasoning | None = optional(
-        "OpenRouter's object: `effort` is reasoning_effort, `max_tokens` thinking_token_budget, "
-        "`exclude: true` is include_reasoning: false, and `enabled` is enable_thinking."
-    )
-
-    def read_reasoning(self) -> None:
-        """Puts what was said under other names where ours have it."""
-        told = self.reasoning or Reasoning()
-        self._take("reasoning_effort", "reasoning.effort", told.effort)
-        self._take("enable_thinking", "reasoning.enabled", told.enabled)
-        self.read_budget()
-        self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
-        if told.exclude:
-            self.include_reasoning = False
-        self.reasoning = None
 
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -189,15 +155,6 @@ class StreamOptions(Body):
 class GenerationBody(RequestBody, StructuredBody):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        "max_new_tokens": "max_tokens",
-        "min_new_tokens": "min_tokens",
-        "num_return_sequences": "n",
-        "repeat_penalty": "repetition_penalty",
-        "rid": "request_id",
-        "sampling_seed": "seed",
-        "stop_sequences": "stop",
-    }
     bounds: ClassVar[Bounds] = {
         "stop": (LIMITS.stop_strings, "strings"),
         "logit_bias": (LIMITS.logit_bias, "entries"),

@@ -22,6 +22,7 @@ from server.schemas.messages import Message, read_content_part
 from server.schemas.pooling_bodies import UNSUPPORTED, PoolingBody, TextBody
 from server.schemas.sampling_fields import RequestBody, Usage
 
+_ONE_SHAPE = "Input should be one text, or an object with a text or with content parts"
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
 
 
@@ -33,6 +34,8 @@ def _side(value: object) -> Side:
     """A text, or an object that other APIs wrap around it, or content parts."""
     if isinstance(value, dict):
         value = value.get("text", value.get("content"))
+    elif isinstance(value, list) and any(isinstance(part, str) for part in value):
+        raise PydanticCustomError("text_type", _ONE_SHAPE)
     if isinstance(value, list):
         parts = [read_content_part(part) for part in value]
         return parts if has_media(parts) else "\n".join(part["text"] for part in parts)

@@ -57,6 +57,7 @@ class PromptedTeiBody(TeiBody):
 class InputsBody(PromptedTeiBody):
     stand_ins = {"inputs": "-"}
     texts_field: ClassVar[str] = "inputs"
+    client_names = {"input": "inputs"}
 
     inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
 

@@ -44,15 +44,29 @@ class FieldNotes(msgspec.Struct):
     strict: bool = False
     """Whether unknown fields are refused."""
     foreign: list[str] = []
-    """The fields that nobody knows, as they can be told."""
+    """The fields without effect, as they can be told."""
     names: dict[str, str] = {}
     """Fields of ours, and the other names under which the client has sent them."""
 
     @property
     def warning(self) -> str:
-        """What the client is told of fields that nobody knows."""
+        """What the client is told of fields without effect."""
         more = f" and {len(self.foreign) - _REPORTED} more" if len(self.foreign) > _REPORTED else ""
-        return f"unknown fields, which have no effect: {', '.join(self.foreign[:_REPORTED])}{more}"
+        return f"fields without effect: {', '.join(self.foreign[:_REPORTED])}{more}"
+
+    def tell_no_effect(self, name: str) -> None:
+        """Notes a known field that has no effect as it was sent. Raises BadRequest if such are refused."""
+        if self.strict:
+            raise BadRequest(
+                f"`{name}` has no effect here as it was sent. Leave it out of the request.", name
+            )
+        self.foreign.append(name)
+
+
+def note_name(notes: FieldNotes | None, ours: str, theirs: str) -> None:
+    """Notes the name under which the client has sent a field of ours."""
+    if notes is not None:
+        notes.names[ours] = theirs
 
 
 def find_unknown(

@@ -128,6 +128,8 @@ async def _plan_calls(
 ) -> AnswerPlan:
     """Plans calls of tools, and the form of the answer beside them."""
     format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    if not chat.separate_reasoning:
+        format = replace(format, thinking=None)
     choice, prompt, level = chat.choice, conversation.end, config.tool_strict_level
     required = choice.mode == "required"
     form = None if required else chat.asked_form()  # what is required is calls alone

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from server.errors import BadRequest
 from server.media.media_parts import is_reference
@@ -26,6 +26,7 @@ from server.schemas.conversations.transcript import (
 from server.schemas.messages import MAX_MESSAGES, MOST_NAMED
 from server.schemas.repaired_history import TOOLS_LEFT_OUT, known_tools
 from server.schemas.sampling_fields import NO_ENTRIES, Strings
+from server.schemas.unknown_fields import note_name
 
 
 def _messages(value: object) -> list[dict[str, Any]]:
@@ -58,6 +59,11 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = optional('`{"type": "json_schema", "schema": ...}`')
 
 
+def _named(format: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    note_name(info.context, "output_config.format", "output_format")
+    return format
+
+
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = optional("The tool to call, with tool.")
@@ -80,6 +86,15 @@ class MessagesInput(Body):
         "system": (MAX_MESSAGES, "blocks"),
         "tools": (LIMITS.tools, "tools"),
         "stop_sequences": (LIMITS.stop_strings, "strings"),
+        "chat_template_kwargs": (LIMITS.template_kwargs, "arguments"),
+    }
+    client_names: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "enable_thinking": "thinking.type",
+        "thinking_token_budget": "thinking.budget_tokens",
     }
     stand_ins: ClassVar[Mapping[str, object]] = {
         "messages": [{"role": "user", "content": "-"}],
@@ -93,7 +108,11 @@ class MessagesInput(Body):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
+    output_format: Annotated[dict[str, Any], AfterValidator(_named)] | None = optional(
+        "The older place of `output_config.format`."
+    )
+    chat_template_kwargs: dict[str, Any] | None = optional("As in chat completions.")
+    cache_salt: Text | None = optional("As in chat completions.")
 
     @property
     def hides_thinking(self) -> bool:
@@ -130,6 +149,7 @@ class MessagesInput(Body):
     def _asked(self) -> dict[str, Any]:
         messages = self._read.transcript.messages
         asked: dict[str, Any] = {"model": self.model, "messages": messages, "tools": self._tools[0] or None}
+        asked |= {"chat_template_kwargs": self.chat_template_kwargs, "cache_salt": self.cache_salt}
         last = messages[-1] if messages else {}
         if last.get("role") == "assistant" and _says(last.get("content")) and "tool_calls" not in last:
             asked["continue_final_message"] = True

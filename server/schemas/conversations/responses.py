@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from server.errors import BadRequest
 from server.model_facts import LIMITS
-from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text, optional
+from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Ids, Neutral, Text, optional
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.response_input import (
     InputReader,
@@ -43,7 +43,7 @@ INCLUDED = {
 PASSED = (
     "model", "temperature", "top_p", "stream", "seed", "stop", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "priority", "cache_salt", "request_id",
-    "timeout", "speculative_tokens",
+    "timeout", "speculative_tokens", "structured_outputs", "logit_bias", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 """Fields that chat completions has under the same name."""
 
@@ -80,6 +80,20 @@ class ResponsesRequest(Body):
         "chat_template_kwargs": (LIMITS.template_kwargs, "arguments"),
         "stop": (LIMITS.stop_strings, "strings"),
         "metadata": (LIMITS.template_kwargs, "entries"),
+        "logit_bias": (LIMITS.logit_bias, "entries"),
+        "stop_token_ids": (LIMITS.stop_token_ids, "ids"),
+    }
+    other_names: ClassVar[Mapping[str, str]] = {
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+    }
+    client_names: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+        "messages": "input",
     }
     stand_ins = {"input": "-"}
 
@@ -129,6 +143,10 @@ class ResponsesRequest(Body):
     request_id: str | None = None
     timeout: Timeout = None
     speculative_tokens: int | None = optional("As in chat completions.")
+    structured_outputs: object = optional("As in chat completions, in place of `text.format`.")
+    logit_bias: dict[str, float] | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: Flag | None = None
 
     @model_validator(mode="after")
     def check_response(self) -> Self:

@@ -16,8 +16,9 @@ from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, 
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.transcript import chat_request, objects_of, shown, text_of
 from server.schemas.messages import MAX_MESSAGES
+from server.schemas.ollama.options import OllamaOptions
 from server.schemas.pooling_bodies import Inputs
-from server.schemas.sampling_fields import NO_ENTRIES, Int64, RequestTerms, Strings
+from server.schemas.sampling_fields import RequestTerms
 from server.schemas.score_and_rerank import RerankRequest
 from worker.protocol import Task
 
@@ -87,43 +88,6 @@ def _answered(message: Mapping[str, Any], calls: OpenCalls) -> dict[str, Any]:
     return {field: value for field, value in found.items() if isinstance(value, str)}
 
 
-class OllamaOptions(Body):
-    """The options that have a meaning here. Those of the machine, such as num_gpu, have none."""
-
-    unsupported: ClassVar[Mapping[str, Neutral]] = {
-        "mirostat": (0,),
-        "penalize_newline": (True,),
-        "repeat_last_n": (-1,),
-        "tfs_z": (1,),
-        "typical_p": (1,),
-    }
-    meaningless = frozenset(
-        {
-            "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau",
-            "num_batch", "num_gpu", "num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
-        }
-    )  # fmt: skip
-    bounds: ClassVar[Bounds] = {"stop": (LIMITS.stop_strings, "strings")}
-
-    num_predict: Annotated[int, Field(ge=-2)] | None = optional("Most tokens of the answer; -1 is no bound.")
-    num_ctx: Annotated[int, Field(ge=2)] | None = optional(
-        "The most tokens of prompt and answer together, within the model's own window."
-    )
-    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: Int64 | None = None
-    stop: Strings = NO_ENTRIES
-    repeat_penalty: float | None = optional("repetition_penalty of chat completions, over the whole text.")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-    def window(self, most: int) -> int:
-        """The tokens that fit, of at most `most`: more is as much as there is, as in Ollama."""
-        return most if self.num_ctx is None else min(self.num_ctx, most)
-
-
 class OllamaBody(Body):
     """Fields of all bodies that have the model compute."""
 
@@ -140,6 +104,12 @@ class OllamaAnswering(OllamaBody):
     """Fields of both endpoints that generate."""
 
     meaningless = frozenset({"shift"})
+    client_names: ClassVar[Mapping[str, str]] = {
+        **OllamaOptions.client_names,
+        "response_format": "format",
+        "reasoning_effort": "think",
+        "enable_thinking": "think",
+    }
 
     format: object = optional('"json", or the JSON schema of the answer.')
     stream: Flag | None = optional("Lines of JSON as the answer grows, unless it is false.")
@@ -158,15 +128,10 @@ class OllamaAnswering(OllamaBody):
         return chat_request(self._asked())
 
     def _asked(self) -> dict[str, Any]:
-        options = self.asked
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
-        asked: dict[str, Any] = {name: getattr(options, name) for name in names}
-        asked |= {"model": self.model, "stop": options.stop, "stream": self.stream is not False}
+        asked = self.asked.as_ours()
+        asked |= {"model": self.model, "stream": self.stream is not False}
         asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
-        asked["repetition_penalty"] = options.repeat_penalty
         asked["response_format"] = _response_format(self.format)
-        if (options.num_predict or 0) > 0:
-            asked["max_completion_tokens"] = options.num_predict
         asked["enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"] = self.think
         return asked
 
@@ -252,6 +217,7 @@ class OllamaEmbeddingsRequest(OllamaEmbedRequest):
     """The older body, whose one text is in `prompt`. Its vector is as the model makes it."""
 
     texts_field = "prompt"
+    client_names = {"input": "prompt"}
 
     @model_validator(mode="before")
     @classmethod

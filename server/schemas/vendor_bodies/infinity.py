@@ -28,6 +28,8 @@ def _activation_of(body: object) -> object:
 
 
 class InfinityRerank(RerankRequest):
+    client_names = {"use_activation": _RAW}
+
     return_documents: bool | None = False
 
     @model_validator(mode="before")
@@ -47,6 +49,8 @@ class InfinityRerank(RerankRequest):
 
 
 class InfinityClassify(ClassifyRequest):
+    client_names = {"use_activation": _RAW}
+
     @model_validator(mode="before")
     @classmethod
     def read_raw_scores(cls, body: object) -> object:

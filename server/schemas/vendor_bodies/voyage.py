@@ -20,6 +20,12 @@ def _truncation(body: dict[str, Any]) -> dict[str, object]:
 
 
 class VoyageEmbeddingRequest(EmbeddingRequest):
+    client_names = {
+        "dimensions": "output_dimension",
+        "embed_dtype": "output_dtype",
+        "truncate_prompt_tokens": "truncation",
+    }
+
     @model_validator(mode="before")
     @classmethod
     def read_theirs(cls, body: object) -> object:
@@ -42,6 +48,8 @@ def _numbers(kind: object) -> dict[str, object]:
 
 
 class VoyageRerank(RerankRequest):
+    client_names = {"top_n": "top_k", "truncate_prompt_tokens": "truncation"}
+
     return_documents: bool | None = False
 
     @model_validator(mode="before")

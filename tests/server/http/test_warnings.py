@@ -27,7 +27,7 @@ def test_each_answer_has_a_header_and_each_client_one_line(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         told = [tell(client, "zz") for client in ("a", "a", "b")]
         tell("a", "zz", 'y"\n')
-    assert told == ['299 - "unknown fields, which have no effect: zz"'] * 3
+    assert told == ['299 - "fields without effect: zz"'] * 3
     assert caplog.messages == [
         "a sends fields that have no effect here: zz",
         "b sends fields that have no effect here: zz",

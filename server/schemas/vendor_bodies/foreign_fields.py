@@ -1,0 +1,107 @@
+"""Fields of other servers at the endpoints that generate, and what they say in our fields."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from server.errors import BadRequest
+from server.schemas.body import ForeignField, invalid_body, no_effect
+from server.schemas.ollama.options import OllamaOptions, read_window
+from server.schemas.unknown_fields import FieldNotes
+
+GENERATION_NAMES: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "rid": "request_id",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+}
+"""Names of llama.cpp, SGLang and transformers for fields of ours."""
+
+_REASONING_FORMATS: Mapping[str, dict[str, Any]] = {
+    "auto": {},
+    "deepseek": {},
+    "deepseek-legacy": {},
+    "parsed": {},
+    "none": {"separate_reasoning": False},
+    "raw": {"separate_reasoning": False},
+    "hidden": {"include_reasoning": False},
+}
+
+
+def foreign_length(unbounded: int | None) -> ForeignField:
+    """llama.cpp's `n_predict`. `unbounded`: the max_tokens of an answer that fills the context."""
+
+    def read(value: Any, notes: FieldNotes) -> dict[str, Any]:
+        return {"max_tokens": unbounded if type(value) is int and value < 0 else value}
+
+    return ForeignField(read, "max_tokens, as llama.cpp has it; -1 fills the context.")
+
+
+def _cache_prompt(value: Any, notes: FieldNotes) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise BadRequest("`cache_prompt` is true or false.", "cache_prompt")
+    return {} if value else {"cache_salt": secrets.token_hex(16)}
+
+
+def _reasoning_format(value: Any, notes: FieldNotes) -> dict[str, Any]:
+    found = _REASONING_FORMATS.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise BadRequest(
+            f"`reasoning_format` is one of {', '.join(_REASONING_FORMATS)}, got {value!r:.60}.",
+            "reasoning_format",
+        )
+    return found
+
+
+def _lora_path(value: Any, notes: FieldNotes) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise BadRequest("`lora_path` is the name of one adapter.", "lora_path")
+    return {"model": value} if value else {}
+
+
+def _options(value: Any, notes: FieldNotes) -> dict[str, Any]:
+    try:
+        options = OllamaOptions.model_validate(value, context=notes)
+    except ValidationError as error:
+        faults = [{**each, "loc": ("options", *each["loc"])} for each in error.errors(include_url=False)]
+        raise invalid_body(faults) from None
+    if options.num_ctx is not None:
+        notes.tell_no_effect("options.num_ctx")
+    found, names = options.as_ours(), OllamaOptions.client_names
+    notes.names |= {ours: f"options.{names.get(ours, ours)}" for ours in found}
+    return found
+
+
+ADAPTER_FIELDS: Mapping[str, ForeignField] = {
+    "lora_path": ForeignField(_lora_path, "The name of an adapter, in place of `model`; as SGLang has it.")
+}
+
+GENERATION_FIELDS: Mapping[str, ForeignField] = {
+    "repeat_last_n": ForeignField(
+        read_window("repetition_penalty"),
+        "0 switches all penalties off, and -1 is what happens anyway: they are over the whole text.",
+    ),
+    "cache_prompt": ForeignField(_cache_prompt, "false: the prompt shares no cached prefix."),
+    "options": ForeignField(
+        _options, "Ollama's object, such as `num_predict` and `temperature`. Our fields go before its.", True
+    ),
+    **ADAPTER_FIELDS,
+    "return_token_offsets": no_effect(neutral=False),
+    "repetition_detection": no_effect(neutral=None),
+}
+
+CHAT_FIELDS: Mapping[str, ForeignField] = {
+    **GENERATION_FIELDS,
+    "n_predict": foreign_length(None),
+    "reasoning_format": ForeignField(
+        _reasoning_format,
+        "llama.cpp's and Groq's: none and raw leave the reasoning in the content, hidden leaves it out.",
+    ),
+}
