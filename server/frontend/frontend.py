@@ -28,7 +28,7 @@ from server.frontend.asks import Ask
 from server.frontend.beam_requests import BeamRequests
 from server.frontend.media_readers import open_inputs
 from server.frontend.merged_generators import merged
-from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, admit_own
+from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.helpers.job_queue import Helpers
 from server.media.media_cache import KeptItem as MediaItem
@@ -247,41 +247,22 @@ class Frontend:
     async def pool(
         self,
         items: Sequence[PooledText],
+        admission: Admission,
         *,
-        request_id: str = "",
         replica: int | None = None,
-        admission: Admission | None = None,
         media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
         tell: Callable[[], None] = lambda: None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Returns the result of each item, in order. The first failure ends the others and is raised.
 
-        The time for which an item waited here, because many were before it, counts as queued. `admission`
-        has `places_for` the texts, or they are found here. `media_items` has their media by their hashes.
+        `admission` has `places_for` the items: so many are in the engine at once. The time for which the
+        others wait here counts as queued. `media_items` has their media by their hashes.
         """
         self.require_ready()
-        own = admission or admit_own(self.admissions, self.places_for(len(items)), request_id)
-        own.check()
+        admission.check()
         if self.config.log.enable_log_requests:
-            _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
-        work = own.begin_work(sum([item.length for item in items]))
-        try:
-            return await self._pool_all(own, replica, media_items, items, tell, options)
-        finally:
-            work.end()
-            if admission is None:
-                own.release()
-
-    async def _pool_all(
-        self,
-        admission: Admission,
-        replica: int | None,
-        media: Mapping[bytes, MediaItem],
-        items: Sequence[PooledText],
-        tell: Callable[[], None],
-        options: AddOptions,
-    ) -> list[Pooled]:
+            _log.info("request %s: %d texts to pool, %s", admission.id, len(items), items[0].params)
         answers: list[Pooled] = []
         window = self.places_for(len(items), admission.caller)
         began = time.monotonic()
@@ -290,11 +271,10 @@ class Frontend:
             while len(answers) < len(items):
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
-                    batch = items_to_send(items, sent, len(answers) + window, media)
+                    batch = items_to_send(items, sent, len(answers) + window, media_items)
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     streams = self._client.submit_many(batch, replica=replica, **told)
-                    since = time.monotonic() if sent else began
-                    waiting.extend(zip(streams, repeat(since)))
+                    waiting.extend(zip(streams, repeat(time.monotonic() if sent else began)))
                     admission.streams.update([stream.id for stream in streams])
                 stream, since = waiting[0]
                 answer = await anext(stream)
@@ -302,9 +282,8 @@ class Frontend:
                     self.metrics.finished("error")
                     admission.check()
                     raise from_engine(answer, self.admissions.seconds_to_wait())
-                admission.begun = True
-                tokens, took = items[len(answers)].length, time.monotonic() - since
-                self.metrics.pooled(tokens, answer.cached, took, answer.timing)
+                admission.begun, took = True, time.monotonic() - since
+                self.metrics.pooled(items[len(answers)].length, answer.cached, took, answer.timing)
                 answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)

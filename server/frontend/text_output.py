@@ -73,7 +73,10 @@ class CheckedPrompt:
 
     def admit(self, admissions: Admissions) -> Admission:
         """Finds places for its choices."""
-        return admit_own(admissions, len(self.params), self.request_id)
+        admission = admissions.admit(ANYONE, len(self.params))
+        if self.request_id:
+            admission.set_id(self.request_id)
+        return admission
 
     def read_by_encoder(self, known: SourceFacts) -> None:
         """Make the prompt a source, and go on from the tokens with which answers begin."""
@@ -85,14 +88,6 @@ class CheckedPrompt:
         """The tokens that the client has sent."""
         source = self.options.get("source")
         return count_ids(self.prompt) if source is None else source.length
-
-
-def admit_own(admissions: Admissions, places: int, request_id: str) -> Admission:
-    """Finds places for a request that did not come by HTTP, and gives it its id if it has one."""
-    admission = admissions.admit(ANYONE, places)
-    if request_id:
-        admission.set_id(request_id)
-    return admission
 
 
 class TextOutput:

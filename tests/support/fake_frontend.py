@@ -290,16 +290,15 @@ class FakeFrontend:
     async def pool(
         self,
         items: Sequence[PooledText],
+        admission: Admission,
         *,
-        request_id: str = "",
         replica: int | None = None,
-        admission: Admission | None = None,
         media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
         tell: Callable[[], None] = lambda: None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
-        rest = {**options, "request_id": request_id, "replica": replica}
+        rest = {**options, "request_id": admission.id, "replica": replica}
         items = [PooledText(unpack(item.tokens), item.params, item.media) for item in items]
         self.pooled_media = [as_media(item.media, media_items) for item in items]
         self.pooled.append((list(items), rest))

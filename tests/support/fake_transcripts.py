@@ -22,6 +22,7 @@ from transcripts import Case, answer_of, asking, keep, request_of
 
 from engine_core.engine_stats import GuessReport, Timing
 from server import errors
+from server.access.admission import Admission
 from server.frontend.text_output import Delta
 from server.model_facts import Facts
 from server.options.parse_server_options import parse
@@ -67,8 +68,8 @@ class Noted(FakeFrontend):
         self.noted.append(_note(tokens, [_params(one) for one in found], options))
         return stream
 
-    async def pool(self, items: Sequence[PooledText], **options: Any) -> Any:
-        found = await super().pool(items, **options)
+    async def pool(self, items: Sequence[PooledText], admission: Admission, **options: Any) -> Any:
+        found = await super().pool(items, admission, **options)
         for item in self.pooled[-1][0]:
             self.noted.append(_note(item.tokens, [_params(item.params)], options))
         return found

@@ -141,15 +141,18 @@ class _Run:
         admission.check_tokens(tokens)
         admission.read(tokens)
         times.submit()
-        self.pooled = answers = await self._frontend.pool(
-            sent,
-            request_id=self.head.id,
-            replica=self._terms.replica,
-            admission=admission,
-            media_items=state.media_items,
-            tell=self._tell,
-            **options,
-        )
+        work = admission.begin_work(tokens)
+        try:
+            self.pooled = answers = await self._frontend.pool(
+                sent,
+                admission,
+                replica=self._terms.replica,
+                media_items=state.media_items,
+                tell=self._tell,
+                **options,
+            )
+        finally:
+            work.end()
         times.add_round(answers)
         times.cached_tokens += sum([answer.cached for answer in answers])
         self._tokens += tokens

@@ -309,7 +309,7 @@ async def test_a_request_whose_places_others_get_ends_with_an_error(
     first = frontend.admissions.admit(busy, 2)
     generation = await started(frontend.generate([1], SamplingParams(n=2), admission=first))
     second = frontend.admissions.admit(busy, 2)
-    pooling = await beginning(frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, admission=second))
+    pooling = await beginning(frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, second))
     late = frontend.admissions.admit(other, 1)
     with pytest.raises(TooManyRequests, match="newest of your requests") as caught:
         await pooling
@@ -332,7 +332,7 @@ async def test_a_request_that_lost_its_places_before_it_was_sent_is_not_sent(
     with pytest.raises(TooManyRequests):
         frontend.generate([1], SamplingParams(n=4), admission=mine)
     with pytest.raises(TooManyRequests):
-        await frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, admission=mine)
+        await frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, mine)
     assert not client.submitted
 
 
