@@ -1,4 +1,5 @@
-# Two commands for a newcomer: `make serve` and `make test`. Both install what they need into .venv first.
+# Two commands for a newcomer: `make serve` and `make test`. Both install what they need into .venv first: `make serve` what
+# serving needs, `make test` and `make check` what tests and checks need beside.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,6 +7,7 @@ LOWEST := .venv-lowest
 CLIENTS := .venv-clients
 TOOLS := .venv-deploy
 SITE := .venv-docs
+SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
@@ -21,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-all test-lowest lowest wheel-check clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
-serve: $(INSTALLED)
+serve: $(SERVING)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
 
 test: $(INSTALLED)
@@ -124,12 +126,16 @@ gpu-check:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/check.py $(ARGS)
 
 # Compiling the CPU's kernels needs nothing but msgspec, so the first start finds them made while torch came.
-$(INSTALLED): pyproject.toml
+$(SERVING): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip msgspec
 	$(BIN)/python -m worker.kernels.cpu.library & \
 	$(BIN)/python -m pip install --quiet --progress-bar on torch==2.13.0 \
-		&& $(BIN)/python -m pip install --quiet -e '.[dev]' && wait
+		&& $(BIN)/python -m pip install --quiet -e . && wait
+	touch $(SERVING)
+
+$(INSTALLED): $(SERVING)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $(INSTALLED)
 
 clean:
