@@ -191,7 +191,7 @@ def _kernels() -> Finding:
         return Finding(
             "note",
             f"not compiled yet; {compiler} is there",
-            "the first start takes some twenty seconds longer",
+            "the first start takes longer: 20 to 30 seconds on an idle machine, two minutes on a busy one",
         )
     cost = "torch computes, slower, and no quantization: install gcc, or a wheel that carries the kernels"
     return Finding("slow", "not compiled, and there is no C compiler (cc)", cost)

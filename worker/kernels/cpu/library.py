@@ -1,7 +1,7 @@
 """The C kernels as a library: for which processors it is built, how, and where from. No torch.
 
 The sources in `csrc/` are compiled for each `Level` of processor; a wheel may carry the results in `built/`.
-Where it does not, a C compiler makes the one that this machine needs at first use, in some twenty seconds on
+Where it does not, a C compiler makes the one that this machine needs at first use, in half a minute on
 two cores, and it stays in a cache folder. Its name holds a digest of sources and flags, so that a stale one
 is never found. `python -m worker.kernels.cpu.library` makes it beforehand, as `make` does while packages are
 installed.
@@ -230,7 +230,7 @@ def build(level: Level, folder: Path) -> Path:
     # In a temporary folder, and then moved: another process may be doing the same.
     with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         check_room(Path(scratch), _ROOM)
-        logger.info("compiling the C kernels for this processor, which takes up to a minute")
+        logger.info("compiling the C kernels for this processor, which takes half a minute, on a busy machine two")
         try:
             result = _compile(compiler, level, Path(scratch))
         except BuildError:
