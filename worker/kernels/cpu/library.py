@@ -230,7 +230,9 @@ def build(level: Level, folder: Path) -> Path:
     # In a temporary folder, and then moved: another process may be doing the same.
     with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         check_room(Path(scratch), _ROOM)
-        logger.info("compiling the C kernels for this processor, which takes half a minute, on a busy machine two")
+        logger.info(
+            "compiling the C kernels for this processor, which takes half a minute, on a busy machine two"
+        )
         try:
             result = _compile(compiler, level, Path(scratch))
         except BuildError:
