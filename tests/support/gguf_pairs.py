@@ -175,7 +175,7 @@ def _encoded(tensor: Tensor, kind: str) -> tuple[int, bytes, Tensor]:
         return number, values.view(torch.uint8).numpy().tobytes(), values.float()
     array: Array = tensor.contiguous().numpy()
     data, meant = in_blocks(array, kind)
-    return KINDS[kind].number, data, torch.from_numpy(np.ascontiguousarray(meant))
+    return KINDS[kind], data, torch.from_numpy(np.ascontiguousarray(meant))
 
 
 def _write(folder: Path, blobs: list[Blob], recipe: Recipe) -> Path:
