@@ -2,61 +2,33 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from drive import Driver, load_ranks
+from shape_files import read_shapes
 from tiny import hf_logits, tiny_checkpoint
 
 PROMPT = random.Random(2).choices(range(5, 300), k=9)
 
 
-def change(folder: Path, fields: dict[str, object], without: tuple[str, ...] = ()) -> None:
+PUBLISHED = read_shapes("hybrids")
+"""The fields that published files have, and those that they leave out."""
+
+
+def change(folder: Path, fields: dict[str, object], without: Sequence[str] = ()) -> None:
     path = folder / "config.json"
     kept = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
     path.write_text(json.dumps(kept | fields))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "fields", "without"),
-    [
-        ("Lfm2ForCausalLM", {"full_attn_idxs": [1, 3]}, ("layer_types",)),
-        ("Lfm2ForCausalLM", {"block_ff_dim": 48, "intermediate_size": 480}, ()),
-        (
-            "GraniteMoeHybridForCausalLM",
-            {"layer_types": ["mamba", "attention", "mamba", "mamba"], "position_embedding_type": "nope"},
-            (),
-        ),
-        (
-            "NemotronHForCausalLM",
-            {"hybrid_override_pattern": "M-*EM", "num_hidden_layers": 5, "attention_head_dim": 16},
-            ("layers_block_type", "head_dim"),
-        ),
-        ("BambaForCausalLM", {"mamba_d_head": "auto", "time_step_limit": [0.0, float("inf")]}, ()),
-        ("Mamba2ForCausalLM", {"tie_word_embeddings": None}, ("intermediate_size", "pad_token_id")),
-        (
-            "KimiLinearForCausalLM",
-            {
-                "linear_attn_config": {
-                    "head_dim": 24,
-                    "num_heads": 4,
-                    "short_conv_kernel_size": 4,
-                    "full_attn_layers": [2],
-                    "kda_layers": [1, 3],
-                },
-                "first_k_dense_replace": 1,
-            },
-            ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads"),
-        ),
-    ],
-)
-def test_fields_of_published_files(
-    architecture: str, fields: dict[str, object], without: tuple[str, ...], tmp_path: Path
-) -> None:
-    folder = tiny_checkpoint(architecture, tmp_path)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_fields_of_published_files(name: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(name.partition(":")[0], tmp_path)
     expected = hf_logits(folder, PROMPT).log_softmax(-1)
-    change(folder, fields, without)
+    change(folder, **PUBLISHED[name])
     found = Driver(load_ranks(folder)).step({0: PROMPT})[0].log_softmax(-1)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 

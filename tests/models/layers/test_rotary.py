@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from shape_files import read_shapes
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
@@ -16,32 +17,7 @@ from models.layers.rotary import Rotary, plain_rope, read_rope
 
 CPU = torch.device("cpu")
 
-ROPES = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
-    "yarn, all fields": {
-        "factor": 4.0,
-        "original_max_position_embeddings": 128,
-        "beta_fast": 16.0,
-        "beta_slow": 2.0,
-        "mscale": 0.7,
-        "mscale_all_dim": 0.9,
-        "truncate": False,
-    },
-    "yarn, scaled": {"factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 0.8},
-    "longrope": {
-        "short_factor": [1.0 + 0.1 * i for i in range(16)],
-        "long_factor": [2.0 + 0.5 * i for i in range(16)],
-        "original_max_position_embeddings": 128,
-    },
-}
+ROPES = read_shapes("ropes")
 
 
 class TestRope:

@@ -4,33 +4,22 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live import PATIENCE
 from packed import change_config
+from shape_files import read_shapes
 
 from models.config import ConfigError, read_config
 from models.quantization.config import check_quantization, describe_quantization, read_quantization
 from models.weight_coding import Coding, Quantization
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}
-GPTQ: dict[str, object] = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 128,
-    "desc_act": False,
-    "sym": True,
-}
-WEIGHTS: dict[str, object] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-GROUP: dict[str, object] = {"targets": ["Linear"], "weights": WEIGHTS}
-AWQ: dict[str, object] = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
-ROUND: dict[str, object] = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}
-COMPRESSED: dict[str, object] = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {"group_0": GROUP},
-}
+_SAVED: dict[str, dict[str, Any]] = read_shapes("quantizations")
+GPTQ, WEIGHTS, GROUP, AWQ, ROUND, COMPRESSED = (
+    _SAVED[name] for name in ("gptq", "weights", "group", "awq", "round", "compressed")
+)
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
@@ -155,54 +144,11 @@ def test_presets_and_formats_of_groups(tmp_path: Path) -> None:
     assert coding(tmp_path, COMPRESSED | {"config_groups": {"a": GROUP | {"format": "dense"}}}) is None
 
 
-HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {
-    "another method": (
-        {"quant_method": "hqq"},
-        "'hqq' is not read: use one of gptq, awq, auto-round, fp8",
-    ),
-    "no method": ({"weights": 4}, "'not named' is not read"),
-    "three bits": (GPTQ | {"bits": 3}, "'bits' is 3, but must be 4 or 8"),
-    "three bits of some": (GPTQ | {"dynamic": {".*": {"bits": 3}}}, "'bits' is 3, but must be 4 or 8"),
-    "bits as text": (GPTQ | {"bits": "4"}, "Expected `int`, got `str` - at `$.bits`"),
-    "no bits": ({"quant_method": "gptq"}, "missing required field `bits`"),
-    "a group of -2": (GPTQ | {"group_size": -2}, "$.group_size"),
-    "marlin's layout": (GPTQ | {"checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
-    "a pattern that explodes": (
-        GPTQ | {"dynamic": {"(a+)+$": {}}},
-        "'dynamic': pattern '(a+)+$' is not used: it repeats",
-    ),
-    "one that branches": (GPTQ | {"dynamic": {"(a|a)*$": {}}}, "'(a|a)*$' is not used: it repeats"),
-    "one with many ends": (GPTQ | {"dynamic": {".*" * 9: {}}}, "is not used: it repeats more than 4"),
-    "awq with eight bits": (AWQ | {"w_bit": 8}, "'bits' is 8, but must be 4"),
-    "awq for vectors": (AWQ | {"version": "gemv"}, "'version' is 'gemv', but must be gemm"),
-    "auto-round with eight bits": (ROUND | {"bits": 8}, "'bits' is 8, but must be 4 or 8, and with AWQ's"),
-    "another packing": (ROUND | {"packing_format": "auto_round:foo"}, "'packing_format' is 'auto_round:foo'"),
-    "no pattern": (COMPRESSED | {"ignore": ["re:("]}, "'ignore': pattern '(' is not used"),
+HOSTILE: dict[str, tuple[dict[str, object], str]] = {
+    **{name: (each["saved"], each["told"]) for name, each in _SAVED["hostile"].items()},
     "a long pattern": (
         GPTQ | {"dynamic": {"a" * 5000: {}}},
         "it has more than 1000 characters; name the modules in full",
-    ),
-    "no group": (COMPRESSED | {"config_groups": {}}, "'config_groups' names no group"),
-    "two bits": (
-        COMPRESSED | {"config_groups": {"a": GROUP | {"weights": WEIGHTS | {"num_bits": 2}}}},
-        "'num_bits' is 2",
-    ),
-    "nvfp4": (
-        COMPRESSED | {"format": "nvfp4-pack-quantized"},
-        "'format' 'nvfp4-pack-quantized' with int weights",
-    ),
-    "sparse": (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparsity_config' is not"),
-    "rotated": (
-        COMPRESSED | {"transform_config": {"config_groups": {"R1": {}}}},
-        "'transform_config' is not",
-    ),
-    "a preset": (
-        COMPRESSED | {"config_groups": {"W2A2": ["Linear"]}},
-        "'W2A2' names a scheme that is not read",
-    ),
-    "a group without size": (
-        COMPRESSED | {"config_groups": {"a": GROUP | {"weights": {"num_bits": 4, "strategy": "group"}}}},
-        "'strategy' is 'group' with a group_size of None",
     ),
 }
 
