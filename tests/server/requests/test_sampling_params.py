@@ -69,6 +69,7 @@ def test_long_lists_are_for_few_answers() -> None:
         ({"frequency_penalty": math.nan}, "frequency_penalty must be in [-2, 2], got nan."),
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a finite number, got inf."),
         ({"seed": 2**63}, "seed must fit in 64 bits"),
+        ({"stop": ""}, "stop cannot contain an empty string."),
         ({"stop": ["x"], "detokenize": False}, "stop strings are only supported when detokenize is True."),
         ({"stop": ["x" * 5000]}, "stop strings may hold at most 4096 bytes together, got 5000."),
         ({"logit_bias": {1: math.nan}}, "logit_bias values must be finite numbers"),
