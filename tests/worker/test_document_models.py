@@ -14,6 +14,7 @@ from pictured import TEXT, Engine, Prompts, assert_answers, expected, tower_inpu
 from PIL import ImageOps
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
+from shape_files import read_shapes
 from torch import Tensor
 from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import DeepseekOcr2ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -29,25 +30,7 @@ from models.towers.tower import finish
 
 OUTPUT = 3
 TOWER: dict[str, object] = {"vision_config": {}}
-SAM = {
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "mlp_dim": 96,
-    "global_attn_indexes": [1],
-    "output_channels": 256,
-}
-EXPERTS = {
-    **TEXT,
-    "head_dim": None,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "mlp_layer_types": ["dense", "sparse", "sparse"],
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "max_position_embeddings": 4096,
-}
+SAM, EXPERTS = (read_shapes("pictured")[f"document {name}"] for name in ("tower", "text"))
 WIDE, HIGH, LARGE = noise(100, 40), noise(31, 90), noise(800, 500)
 Inputs = dict[str, Any]
 

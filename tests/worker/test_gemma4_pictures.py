@@ -12,6 +12,7 @@ from opened import open_runner
 from pictured import TEXT, Engine, Prompts, assert_answers, expected, tower_input, write_pictured
 from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
+from shape_files import read_shapes
 from sizes import worker_config
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
@@ -20,43 +21,10 @@ from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.media.registry import find_media, make_processor
 
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "Gemma4ImageProcessor",
-    "patch_size": 4,
-    "max_soft_tokens": 70,
-    "pooling_kernel_size": 2,
-    "do_normalize": False,
-    "image_mean": [0.0, 0.0, 0.0],
-    "image_std": [1.0, 1.0, 1.0],
-}
+SETTINGS, LARGE, SMALL, TOWER = (
+    read_shapes("pictured")[f"gemma4 {name}"] for name in ("settings", "large", "small", "tower")
+)
 SOFT = 317
-LARGE: dict[str, Any] = {
-    "attention_k_eq_v": True,
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "hidden_size_per_layer_input": 0,
-    "use_bidirectional_attention": "vision",
-    "num_global_key_value_heads": 1,
-}
-SMALL: dict[str, Any] = {
-    "num_hidden_layers": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 3,
-    "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 340,
-}
-TOWER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "patch_size": 4,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 300,
-}
 OUTPUT = 4
 SIZES: dict[str, Any] = {
     "max_num_seqs": 6,

@@ -12,8 +12,6 @@ from media_files import noise
 from msgspec.structs import replace
 from opened import feature_of, open_runner
 from pictured import (
-    TEXT,
-    VISION,
     Engine,
     Prompts,
     assert_answers,
@@ -21,6 +19,7 @@ from pictured import (
     tower_input,
     write_pictured,
 )
+from pictured_chat import LLAVA, SETTINGS
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -38,17 +37,6 @@ from worker.features.media.media_memory import MOST_PATCHES, media_bytes, row_by
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 
-SIDE = {"height": 28, "width": 28}
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": 28},
-    "crop_size": SIDE,
-}
-FIELDS: dict[str, Any] = {
-    "text_config": {**TEXT, "model_type": "llama"},
-    "vision_config": {**VISION, "model_type": "clip_vision_model"},
-    "image_token_index": 310,
-}
 OUTPUT = 5
 ROW = 32 * 4
 """The bytes of an embedding."""
@@ -64,7 +52,7 @@ SIZES: dict[str, Any] = {
 class Llava:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model: nn.Module = write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
+        self.model: nn.Module = write_pictured("LlavaForConditionalGeneration", folder, LLAVA, SETTINGS)
         self.prompts = Prompts(folder)
         one, two = noise(40, 28), noise(31, 90)
         make = self.prompts.make

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from packed import change_config
+from shape_files import read_shapes
 from tiny import tiny_config
 from uninterpreted import ROOT, run_uninterpreted
 
@@ -28,32 +29,8 @@ LEAST_ROWS = 64
 LARGE = {90: "HGMMA", 100: "UTCHMMA"}
 """The instructions that do so."""
 VOCABULARY = 151_936
-
-LAYER = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 16}
-DECODER = {**LAYER, "num_key_value_heads": 8, "head_dim": 128}
-WIDE = {"head_dim": 256, "num_key_value_heads": 4, "num_hidden_layers": 2}
-NARROW = {"head_dim": 64, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-GEMMA4 = {
-    **DECODER,
-    **WIDE,
-    "num_hidden_layers": 4,
-    "global_head_dim": 512,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "hidden_size_per_layer_input": 64,
-}
-TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-DELTA = {**DECODER, **TWO_KINDS, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-DELTA |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
-WIDE_DELTA = {**DELTA, "linear_key_head_dim": 256, "linear_value_head_dim": 256}
-NARROW_DELTA = {**DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
-SCAN = {**DECODER, **TWO_KINDS, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_expand": 3}
-SCAN |= {"mamba_n_groups": 1, "mamba_d_state": 256, "num_local_experts": 0}
-CONVOLUTIONS = {**DECODER, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-LATENT = {**WIDTHS, "num_attention_heads": 20, "num_key_value_heads": 20}
-"""The widths of DeepSeek's models, and a number of heads that is no power of two."""
-
+MODELS = read_shapes("compiled")
+"""Configs that together start all kernels, by their architectures and what is special in them."""
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -80,11 +57,11 @@ def written(folder: Path, architecture: str, **fields: object) -> str:
 
 
 def decoder(folder: Path) -> str:
-    return written(folder, "Qwen3ForCausalLM", **DECODER, vocab_size=VOCABULARY)
+    return written(folder, "Qwen3ForCausalLM", **MODELS["decoder"], vocab_size=VOCABULARY)
 
 
 def quantized(folder: Path, method: str, **fields: object) -> str:
-    made = written(folder, "Qwen3ForCausalLM", **DECODER)
+    made = written(folder, "Qwen3ForCausalLM", **MODELS["decoder"])
     change_config(Path(made), quantization_config={"quant_method": method, **fields})
     return made
 
@@ -94,16 +71,7 @@ def models_in(folder: Path, capability: int) -> list[Model]:
     types = ["bfloat16", "float8_e5m2", *["float8_e4m3fn"] * (capability >= LEAST_E4M3)]
     plain = decoder(folder)
     others = [
-        written(folder, "Gemma2ForCausalLM", **{**DECODER, **WIDE}),  # caps, and a window in one layer
-        written(folder, "Gemma4ForCausalLM", **GEMMA4),  # heads of 512, and queries without keys
-        written(folder, "GptOssForCausalLM", **{**DECODER, **NARROW}),  # sinks, a window in one, experts
-        written(folder, "BloomForCausalLM", hidden_size=1024, n_layer=1, n_head=16),  # alibi
-        written(folder, "YoutuForCausalLM", **{**LAYER, **LATENT}),
-        *(written(folder, "Qwen3_5ForCausalLM", **each) for each in (DELTA, WIDE_DELTA, NARROW_DELTA)),
-        written(folder, "GraniteMoeHybridForCausalLM", **SCAN),  # states of 256, as Falcon-H1 has some
-        written(folder, "Lfm2ForCausalLM", **CONVOLUTIONS),
-        written(folder, "ModernBertModel", **LAYER, layer_types=["sliding_attention"]),  # and rotations
-        written(folder, "MPNetModel", **LAYER),  # a bias by distance
+        *(written(folder, name.partition(":")[0], **MODELS[name]) for name in MODELS if name[0].isupper()),
         quantized(folder, "awq", bits=4, group_size=128, zero_point=True, version="gemm"),
         quantized(folder, "fp8", weight_block_size=[128, 128], activation_scheme="dynamic"),
     ]
