@@ -271,7 +271,7 @@ class BlockReader:
                 said.clear()
 
         for index, block in enumerate(blocks):
-            place, kind = f"{where}[{index}]", block.get("type")
+            place, kind = f"{where}[{index}]", _kind(block)
             if kind == "tool_result":
                 say()
                 content = block.get("content")
@@ -285,7 +285,7 @@ class BlockReader:
             elif kind == "tool_use":
                 say()
                 self.transcript.call(block.get("id"), block.get("name"), block.get("input"))
-            elif isinstance(kind, str) and kind in NOT_READ:
+            elif kind in NOT_READ:
                 if kind != "redacted_thinking" and kind not in self.left_out:
                     self.left_out.append(kind)
             elif role == "assistant":
@@ -295,6 +295,15 @@ class BlockReader:
             else:
                 raise _refused(kind, place, role)
         say()
+
+
+def _kind(block: Mapping[str, Any]) -> str:
+    """The type of a block; where that is none that is known, the one that its fields show."""
+    kind = block.get("type")
+    known = kind if isinstance(kind, str) else ""
+    if known not in NOT_READ and "tool_use_id" in block:
+        return "tool_result"
+    return "tool_use" if not known and "input" in block else known
 
 
 def _says(content: Any) -> bool:

@@ -53,7 +53,7 @@ class InputReader:
                 self.transcript.answer(id, item.get("output"))
             case "item_reference":
                 raise BadRequest(f"{where}: an item_reference cannot be found, because {KEPT_NOWHERE}", where)
-            case str(kind) if item.get("role") in (None, "assistant"):
+            case kind if item.get("role") in (None, "assistant") and _may_go(kind, item):
                 if named(kind) not in self.left_out:
                     self.left_out.append(named(kind))
             case kind:
@@ -78,12 +78,20 @@ class InputReader:
         return self._called(name, item.get("namespace")) if isinstance(name, str) else name
 
 
+def _may_go(kind: object, item: Mapping[str, Any]) -> bool:
+    """Whether an item of an unknown type is none that a user should have written otherwise."""
+    return isinstance(kind, str) or "content" not in item
+
+
 def _kind(item: Mapping[str, Any]) -> object:
-    """The type of an item, which some clients leave out."""
-    kind = item.get("type")
-    if kind is None and "call_id" in item:
+    """The type of an item; where that is no text, the one that its fields show."""
+    if isinstance(kind := item.get("type"), str):
+        return kind
+    if "call_id" in item:
         return "function_call_output" if "output" in item else "function_call"
-    return "message" if kind is None and "role" in item else kind
+    if "summary" in item or "encrypted_content" in item:
+        return "reasoning"
+    return "message" if "role" in item else kind
 
 
 def _content(value: object, where: str) -> Content:
