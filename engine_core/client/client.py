@@ -23,11 +23,11 @@ from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.operator_commands import OperatorCommands
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_routing import ReplicaTable
-from engine_core.client.socket_link import Link, SocketLink
 from engine_core.config import Address, Replicas
 from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import Reason
+from engine_core.wire.transport import Link, SocketLink
 from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine_core import protocol
-from engine_core.client.socket_link import Listener
 from engine_core.engine import Engine
 from engine_core.service.message_handler import MessageHandler
+from engine_core.wire.transport import Listener
 
 _CLIENT = 0
 

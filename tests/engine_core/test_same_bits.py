@@ -16,7 +16,7 @@ from ranks import Layout, Ranks
 from torch import Tensor
 
 from engine_core.protocol import AddRequest
-from worker.features.pooling.vectors import HiddenStore
+from worker.features.pooling.pooled_texts import HiddenStore
 from worker.protocol import Pooling
 
 FEW = 10

@@ -13,8 +13,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.capacity import WorkerLimits
 from worker.devices.cpu import Cpu
-from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts
-from worker.features.pooling.vectors import PoolPlan
+from worker.features.pooling.pooled_texts import EncodedTexts, PooledTexts, PoolPlan
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets

@@ -14,7 +14,7 @@ from models.context import ForwardContext
 from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.devices.cpu import Cpu
-from worker.features.pooling.vectors import HiddenStore, QueryStore, gather_hidden, max_sim
+from worker.features.pooling.pooled_texts import HiddenStore, QueryStore, gather_hidden, max_sim
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep
 from worker.runner import Runner
 from worker.worker_facts import WorkerFacts

@@ -4,22 +4,112 @@ A sequence that runs has a slot, which is its row in the worker's tables, and bl
 are computed. Layers that read alike are a group, and a sequence has a table of blocks for each group. A group
 with a window gives back the blocks that no query can reach any more.
 
-Full blocks are published under the hash of their tokens and of all before them (`block_pool.py`). A cached
-prefix ends where groups without a window have all blocks, those with one have the blocks that the next query
-reads, and what else a feature keeps of it is there (`may_end`).
+A full block whose tokens are certain is published under the hash of its tokens and of all before them, so
+that a later sequence with the same prefix can share it. A published block that nobody uses can still be found
+until it is taken for something else: the least recently used one goes first, and of one sequence the last
+block before the first. A cached prefix ends where groups without a window have all blocks, those with one
+have the blocks that the next query reads, and what else a feature keeps of it is there (`may_end`).
 
 Which sequence runs, and which one is preempted for another, is decided by the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain, islice
 
-from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.sequence import Place, Sequence
 from worker.worker_facts import WorkerFacts, blocks_held
+
+
+class BlockPool:
+    """All blocks of the cache, by number: which are free, how many sequences share each, and what they hold.
+
+    There are none if the model has no cache. It knows no sequences.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._users = [0] * count
+        # Blocks are taken from the front: those without a hash, then the least recently used published one.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self._hashes: dict[int, bytes] = {}
+        """The hash of each published block."""
+        self._by_hash: dict[bytes, int] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        return 1 - self.free / self.count if self.count else 0.0
+
+    def users(self, block: int) -> int:
+        return self._users[block]
+
+    def find(self, hash: bytes) -> int | None:
+        return self._by_hash.get(hash)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Count one more user of each block, which is then no longer free."""
+        for block in blocks:
+            self._users[block] += 1
+            self._free.pop(block, None)
+
+    def take(self, count: int, after: int | None = None) -> list[int]:
+        """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
+        taken: list[int] = []
+        for _ in range(count):
+            block = self._successor(after)
+            if block is None:
+                block = next(iter(self._free))
+            del self._free[block]
+            self._withdraw(block)
+            self._users[block] = 1
+            taken.append(block)
+            after = block
+        return taken
+
+    def leaving(self, count: int) -> Iterator[bytes]:
+        """The hashes of published blocks among the next `count` that would be taken, the first one first."""
+        for block in islice(self._free, count):
+            if block in self._hashes:
+                yield self._hashes[block]
+
+    def publish(self, block: int, hash: bytes) -> None:
+        """Let later sequences find a full block by its hash, unless another block has the same content."""
+        if hash not in self._by_hash and block not in self._hashes:
+            self._by_hash[hash] = block
+            self._hashes[block] = hash
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back one use of each block of a sequence; blocks without users become free, the last first."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                self._free[block] = None
+                if block not in self._hashes:
+                    self._free.move_to_end(block, last=False)
+
+    def withdraw_all(self) -> None:
+        """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
+        for block in list(self._by_hash.values()):
+            self._withdraw(block)
+
+    def _successor(self, block: int | None) -> int | None:
+        """The block behind this one, if it is free and not published."""
+        if block is None or block + 1 not in self._free or block + 1 in self._hashes:
+            return None
+        return block + 1
+
+    def _withdraw(self, block: int) -> None:
+        """Let nobody find the block any more."""
+        if block in self._hashes:
+            del self._by_hash[self._hashes.pop(block)]
+
 
 Tables = list[list[int]]
 """The blocks of each group of layers, all as many. The scratch block is where there is none."""

@@ -1,38 +1,247 @@
-"""Pooling as a feature: the sequences of a step that become vectors or scores when they are complete."""
+"""Pooling as a feature: the sequences of a step that become vectors or scores when they are complete.
+
+A prompt that was read in chunks, or whose beginning was found in the cache, computes only its last positions
+in its last step. Pooling that needs all of them finds the others in a paged store. Late interaction scores a
+document by the sum, over a query's tokens, of the best match in the document. A query's vectors are stored
+under a name, so that its documents bring nothing but themselves and are answered with one number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.pooling.pooler import Pooler
+from models.ops.pooling_ops import Segments
+from models.pooling.pooler import Pieces, PoolBatch, Pooler
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
-from worker.features.pooling.vectors import (
-    MOST_QUERY_BYTES,
-    HiddenStore,
-    PoolPlan,
-    QueryStore,
-    apply_late_interaction,
-    gather_hidden,
-    plan_pools,
-    segments_of,
-    widths,
-    with_pieces,
-)
-from worker.protocol import StepInput
-from worker.steps.batch import Batch, Outcome, Pool, PooledVectors
+from worker.protocol import QUERY_GONE, Pooling, StepInput
+from worker.steps.batch import Batch, Outcome, Pool, PooledRow, PooledVectors
 from worker.steps.feature import Feature
 from worker.tables.positions import Columns, PlainRead, Read, TypeReads
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
-from worker.tasks import whole_tasks
+from worker.tasks import by_pooler, whole_tasks
 from worker.worker_facts import WorkerFacts
+
+MOST_QUERY_BYTES = 64 << 20
+"""The bytes of vectors of queries that are stored: beyond, the query that was used longest ago is dropped."""
+
+_UNCUT = 1 << 30
+
+
+class HiddenStore:
+    """The hidden states of all computed positions, in blocks of the same numbers as the KV cache's."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        width: int,
+        dtype: torch.dtype,
+        allocate: Callable[[int], Tensor],
+    ) -> None:
+        """`num_blocks`: without the scratch block. `allocate` takes so many bytes of the device's memory."""
+        count = (num_blocks + 1) * block_size  # positions
+        self._block_size = block_size
+        self._rows = allocate(count * width * dtype.itemsize).view(dtype).view(count, width)
+
+    @property
+    def blocks(self) -> Tensor:
+        """The rows of each block [blocks, positions, width]."""
+        return self._rows.unflatten(0, (-1, self._block_size))
+
+    def write(self, hidden: Tensor, context: ForwardContext) -> None:
+        """Store the hidden states [T, width] of a step."""
+        self._rows[context.slot_mapping] = hidden.to(self._rows.dtype)
+
+    def read(self, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """The hidden states [N, width] of these positions [N] of the sequences in these slots [N]."""
+        blocks = block_table[slots, positions // self._block_size].long()  # [N]
+        return self._rows[blocks * self._block_size + positions % self._block_size]
+
+
+class QueryStore:
+    """The vectors of queries to which documents are compared."""
+
+    def __init__(self, max_bytes: int = MOST_QUERY_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._vectors: OrderedDict[str, Tensor] = OrderedDict()
+
+    def put(self, name: str, vectors: Tensor) -> None:
+        """Store a query's vectors [Q, D]. The newest query is stored however large it is."""
+        self._drop(name)
+        self._vectors[name] = vectors.clone()  # or all that was pooled with it would stay in memory
+        self._bytes += vectors.nbytes
+        while self._bytes > self._max_bytes and len(self._vectors) > 1:
+            self._drop(next(iter(self._vectors)))
+
+    def get(self, name: str) -> Tensor | None:
+        """The vectors [Q, D] of a query, which counts as its latest use."""
+        if name in self._vectors:
+            self._vectors.move_to_end(name)
+        return self._vectors.get(name)
+
+    def _drop(self, name: str) -> None:
+        vectors = self._vectors.pop(name, None)
+        self._bytes -= vectors.nbytes if vectors is not None else 0
+
+
+def max_sim(query: Tensor, document: Tensor) -> Tensor:
+    """The score [1] of a document [K, D] for a query [Q, D], float32; 0 if one of them has no tokens."""
+    if not len(query) or not len(document):
+        return torch.zeros(1, device=document.device)
+    return (query @ document.T).amax(dim=1).sum().unsqueeze(0)
+
+
+def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
+    """The numbers in each vector of a task, before any cut."""
+    return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in by_pooler(tasks)}
+
+
+@dataclass(frozen=True, slots=True)
+class NeededStates:
+    """The N hidden states that a step pools: the first M are the step's own, the rest older."""
+
+    here: Tensor  # [M] indices in the step
+    slots: Tensor  # [N]
+    positions: Tensor  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The sequences that a step pools, and the hidden states of each."""
+
+    rows: list[int]  # index of each sequence in StepInput.seqs, in the order of the hidden states
+    params: list[Pooling]
+    segments: Segments  # the hidden states of each sequence
+    needed: NeededStates | None  # None: all of the step, in its order
+    texts: list[Sequence[int]]  # the tokens of each sequence
+    pieces: Pieces | None = None
+    counted: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+
+def segments_of(packet: Packet, lengths: Sequence[int], params: Sequence[Pooling]) -> Segments:
+    """The places of sequences with so many hidden states, one behind the other, sent with the step."""
+    return Segments.packed(
+        lengths, [each.skip for each in params], lambda places: packet.ints(np.ravel(places))
+    )
+
+
+def with_pieces(plan: PoolPlan, packet: Packet, pooler: Pooler) -> PoolPlan:
+    """The plan, with what the device must know of spans, and of tokens whose vectors do not count."""
+    pieces, counted = None, dict[int, Tensor]()
+    if any(params.spans for params in plan.params):
+        places: list[tuple[int, int, int]] = []
+        for params, (start, first, stop) in zip(plan.params, plan.segments.on_host, strict=True):
+            spans = [(start, start + one, start + other) for one, other in params.spans]
+            places += spans or [(start, first, stop)]
+        segments = Segments(places, packet.ints(np.ravel(places)).view(-1, 3))
+        pieces = Pieces(segments, [len(params.spans) or 1 for params in plan.params])
+    for index, (params, text) in enumerate(zip(plan.params, plan.texts, strict=True)):
+        rows = pooler.counted_rows(params, text) if params.outputs else None
+        if rows is not None:
+            counted[index] = packet.ints(np.asarray(rows, np.int64))
+    return plan if pieces is None and not counted else replace(plan, pieces=pieces, counted=counted)
+
+
+def plan_pools(
+    packet: Packet,
+    columns: Columns,
+    rows: list[int],
+    params: list[Pooling],
+    needed: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+) -> PoolPlan:
+    """Plan the pooling of rows of which the positions `needed` are pooled, computed now or earlier."""
+    starts = np.array(columns.starts)[rows]
+    offsets = np.array(columns.query_starts)[rows] - starts
+    # Sequences that the step computes wholly, as far as they are needed, come before the others.
+    is_older = np.array([bool(own) and own[0] < start for own, start in zip(needed, starts, strict=True)])
+    order = np.argsort(is_older, kind="stable")
+    lengths = np.array([len(needed[index]) for index in order])
+    positions = np.concatenate([np.asarray(needed[index], np.int64) for index in order])  # [N]
+    here = int(lengths[~is_older[order]].sum())  # M
+    at = positions + np.repeat(offsets[order], lengths)
+    sorted_params = [params[index] for index in order]
+    return PoolPlan(
+        rows=[rows[index] for index in order],
+        params=sorted_params,
+        segments=segments_of(packet, lengths.tolist(), sorted_params),
+        needed=NeededStates(
+            here=packet.ints(at[:here]),
+            slots=packet.ints(np.repeat(np.array(columns.slots)[rows][order], lengths)),
+            positions=packet.ints(positions),
+        ),
+        texts=[texts[index] for index in order],
+    )
+
+
+def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
+    """The pooler's input. `hidden` [T, H]: the step's hidden states."""
+    needed = plan.needed
+    if needed is None:
+        return PoolBatch(hidden, plan.segments, plan.params, plan.pieces, plan.counted)
+    states = hidden[needed.here]  # [M, H]
+    count = len(states)  # M
+    if count < len(needed.positions):
+        if store is None:
+            raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not stored")
+        older = store.read(slots.block_table, needed.slots[count:], needed.positions[count:])
+        states = torch.cat([states, older])  # [N, H]
+    return PoolBatch(states, plan.segments, plan.params, plan.pieces, plan.counted)
+
+
+def apply_late_interaction(
+    plan: PoolPlan, inputs: PoolBatch, pooler: Pooler, queries: QueryStore, pooled: PooledVectors
+) -> None:
+    """Add what the pooler makes of its inputs, replaced by a score where late interaction is asked for."""
+    answers = list(_by_sequence(plan, pooler(inputs)))
+    for params, (own, *_) in zip(plan.params, answers, strict=True):
+        if params.late_query:  # before any document of the same step
+            queries.put(params.late_query, own)
+    for index, (params, (own, *others)) in enumerate(zip(plan.params, answers, strict=True)):
+        row, result = plan.rows[index], _score(params, own, queries)
+        if isinstance(result, str):
+            pooled.failed[row] = result
+            continue
+        for task, each in zip((None, *params.outputs), (result, *others), strict=True):
+            head = pooler.heads[task or params.task]
+            tokens = None if head.sparse is None or head.is_merged else plan.texts[index]
+            pooled.rows.append(PooledRow(row, task, tokens, head.sparse))
+            pooled.vectors.append(each)
+
+
+def _by_sequence(plan: PoolPlan, vectors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The answers of each sequence: that of its task, and those of its other outputs."""
+    start = 0
+    for params in plan.params:
+        stop = start + 1 + len(params.outputs)
+        yield vectors[start:stop]
+        start = stop
+
+
+def _score(params: Pooling, own: Tensor, queries: QueryStore) -> Tensor | str:
+    if params.late_query:
+        return F.pad(max_sim(own, own), (0, 1), value=float(len(own)))
+    if not params.late_document:
+        return own
+    query = queries.get(params.late_document)
+    if query is None:
+        return QUERY_GONE
+    if query.shape[-1] != own.shape[-1]:
+        return f"the query's vectors have {query.shape[-1]} numbers and the document's {own.shape[-1]}"
+    return max_sim(query, own)
 
 
 class PooledTexts(Feature):
