@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from server.schemas.conversations.anthropic import MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.ollama.requests import OllamaAnswering, OllamaGenerateRequest
 
+R = TypeVar("R")
+
 _TOO_LONG = ("input_text", "input_tokens", "prompt")
 """The parameters that errors name of prompts which are too long for the model."""
 
@@ -34,7 +37,8 @@ class Asks(Protocol):
 
 
 def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
-    return _warned(read_chat(_arranged(body.chat, context), context), body.warnings)
+    found = _read_continued(_arranged(body.chat, context), lambda chat: read_chat(chat, context))
+    return _warned(found, body.warnings)
 
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
@@ -48,6 +52,17 @@ def _warned(found: Conversation, warnings: list[str]) -> Conversation:
     return msgspec.structs.replace(found, warnings=[*warnings, *found.warnings])
 
 
+def _read_continued(chat: ChatRequest, read: Callable[[ChatRequest], R]) -> R:
+    """Reads a conversation whose answer goes on with the last message, or else follows it where the template
+    does not write it as it is: Anthropic's clients do not ask which."""
+    try:
+        return read(chat)
+    except BadRequest as error:
+        if error.param != "continue_final_message":
+            raise
+    return read(chat.model_copy(update={"continue_final_message": False, "add_generation_prompt": True}))
+
+
 def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
     if isinstance(body, OllamaGenerateRequest) and body.raw:
         return read_raw(body.prompt or "", body.chat, context)
@@ -57,7 +72,7 @@ def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
 
 def count_tokens(body: Asks, context: ReadingContext) -> int:
     """The number of tokens of the prompt, however long it is."""
-    return _count(_arranged(body.chat, context), context)
+    return _read_continued(_arranged(body.chat, context), lambda chat: _count(chat, context))
 
 
 def _count(chat: ChatRequest, context: ReadingContext) -> int:

@@ -90,3 +90,16 @@ async def test_an_undamaged_history_has_no_warning_of_repairs(frontend: FakeFron
     async with make_client(make_app(frontend)) as client:
         answer = await client.post("/v1/chat/completions", json=agent_histories.opencode(Random(1)))
     assert answer.status_code == 200 and "repaired" not in answer.headers["warning"]
+
+
+@pytest.mark.parametrize("said", ["<think>a</think>b", " ", [{"type": "text", "text": None}]])
+async def test_an_answer_that_cannot_go_on_with_the_last_message_follows_it(said: Any) -> None:
+    frontend = FakeFrontend()
+    short = "{% for m in messages %}<{{ m.content.split('</think>')[1:] }}>{% endfor %}"
+    frontend.tokenizer = byte_tokenizer(template=short + "{% if add_generation_prompt %}:{% endif %}")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}]
+    async with make_client(make_app(frontend)) as client:
+        body = {"model": "tiny", "max_tokens": 1, "messages": messages}
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            assert (await post(client, path, body)).status_code == 200
+    assert bytes(frontend.asked[-1][0]).endswith(b">:")
