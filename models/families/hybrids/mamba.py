@@ -64,7 +64,9 @@ class NemotronHFields(DeepSeekExperts, frozen=True, kw_only=True):
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
         kinds = self.kinds(setup.config.num_layers)
         made = {
-            LINEAR: LayerSpec(rope=None, state=self.mamba()),
+            LINEAR: LayerSpec(
+                rope=None, state=_scan(self, self.mamba_num_heads, self.mamba_head_dim, self.ssm_state_size)
+            ),
             FULL: LayerSpec(rope=None),
             _MLP: MlpLayerSpec(rope=None),
         }
@@ -80,20 +82,6 @@ class NemotronHFields(DeepSeekExperts, frozen=True, kw_only=True):
         letters = self.hybrid_override_pattern or ""
         kinds = [_LETTERS.get(letter, letter) for letter in letters]
         return check_kinds(kinds, count, known, "hybrid_override_pattern")
-
-    def mamba(self) -> MambaSpec:
-        return MambaSpec(
-            heads=self.mamba_num_heads,
-            head_dim=self.mamba_head_dim,
-            groups=self.n_groups,
-            state_size=self.ssm_state_size,
-            taps=self.conv_kernel,
-            eps=self.rms_norm_eps,
-            bias=self.use_bias,
-            out_bias=self.use_bias,
-            conv_bias=self.use_conv_bias,
-            limits=self.time_step_limit,
-        )
 
     def experts(self, index: int) -> ExpertSpec:
         if self.moe_latent_size is not None:
@@ -181,18 +169,7 @@ class Mamba2Fields(ScanFields, frozen=True, kw_only=True):
     time_step_limit: tuple[float, float] = (0.0, inf)
 
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        scan = MambaSpec(
-            heads=self.num_heads,
-            head_dim=self.head_dim,
-            groups=self.n_groups,
-            state_size=self.state_size,
-            taps=self.conv_kernel,
-            eps=self.rms_norm_eps,
-            bias=self.use_bias,
-            out_bias=self.use_bias,
-            conv_bias=self.use_conv_bias,
-            limits=self.time_step_limit,
-        )
+        scan = _scan(self, self.num_heads, self.head_dim, self.state_size)
         return (LayerSpec(rope=None, state=scan),) * setup.config.num_layers
 
 
@@ -235,3 +212,19 @@ class MambaForCausalLM(NemotronHForCausalLM):
 
 class FalconMambaForCausalLM(NemotronHForCausalLM):
     fields = FalconMambaFields
+
+
+def _scan(fields: NemotronHFields | Mamba2Fields, heads: int, head_dim: int, state_size: int) -> MambaSpec:
+    """A layer of Mamba-2 of these sizes."""
+    return MambaSpec(
+        heads=heads,
+        head_dim=head_dim,
+        groups=fields.n_groups,
+        state_size=state_size,
+        taps=fields.conv_kernel,
+        eps=fields.rms_norm_eps,
+        bias=fields.use_bias,
+        out_bias=fields.use_bias,
+        conv_bias=fields.use_conv_bias,
+        limits=fields.time_step_limit,
+    )
