@@ -131,7 +131,7 @@ def connect(flag: str) -> tuple[Any, bool]:
         ray = import_module("ray")
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{flag} needs Ray, which is not installed: `pip install 'facet-serve[ray]'`, then start with "
+            f"{flag} needs Ray, which is not installed: `pip install 'ray>=2.50'`, then start with "
             "`facet serve`, because Ray has a `serve` of its own"
         ) from error
     ours = not ray.is_initialized()

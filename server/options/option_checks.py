@@ -114,7 +114,10 @@ def check_traces(endpoint: str | None) -> None:
             "are sent by OTLP over HTTP: give http://HOST:4318/v1/traces"
         )
     if find_spec("opentelemetry.exporter") is None or find_spec("opentelemetry.sdk") is None:
-        raise OptionError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'facet-serve[otel]'")
+        raise OptionError(
+            "--otlp-traces-endpoint needs OpenTelemetry: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        )
 
 
 def _check_nodes(config: ServerConfig) -> None:

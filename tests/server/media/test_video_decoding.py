@@ -63,5 +63,5 @@ def test_frames_that_are_too_large() -> None:
 
 def test_a_server_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(BadRequest, match=r"pip install facet-serve\[media\]"):
+    with pytest.raises(BadRequest, match=r"pip install av"):
         decode_video(b"\0" * 64, MUCH, is_base64=False)
