@@ -71,6 +71,8 @@ class AnswerReader:
         self._spelled = tuple(
             mark_text for mark, mark_text in (written or {}).items() if bare and mark in call_opens
         )
+        self._has_called = False
+        """Whether calls, or markup that holds none, have been read."""
         self._explains = False
         """Whether the text has spelled an opener in ordinary characters, so that what follows is no call."""
         self._openers = Literals(
@@ -138,8 +140,9 @@ class AnswerReader:
         elif (yield from self._unread.expect(*self._thinking.closes)):
             self._text.skip_space()  # its reasoning is empty
         while True:
-            has_calls = self._calls.count > 0
-            opener = yield from self._unread.pass_until(self._openers, self._text.push, in_markup=has_calls)
+            opener = yield from self._unread.pass_until(
+                self._openers, self._text.push, in_markup=self._has_called
+            )
             if opener is None:
                 return
             if opener in self._thinking.opens:
@@ -151,7 +154,7 @@ class AnswerReader:
                 self._text.push(opener)
             elif opener not in self._closers:
                 yield from self._call(opener)
-            elif self._calls.count:
+            elif self._has_called:
                 self._text.skip_space()  # it ends what is no call any more
             else:
                 self._text.push(opener)
@@ -180,6 +183,8 @@ class AnswerReader:
         if dialect is not None and may_call and (self._text.is_empty or opener not in dialect.only_first):
             unread.remember(opener)
             unread.broke_off, begun = False, calls.count
+            if opener not in dialect.only_first and (yield from unread.expect(opener)):
+                calls.repair(f"{opener} stands twice")
             yield from dialect.format.read(calls, opener)
             has_begun, is_broken = calls.count > begun, calls.is_open or calls.in_list
             is_marked = has_begun or opener not in dialect.only_first
@@ -188,6 +193,7 @@ class AnswerReader:
             elif is_broken and self._closers:
                 yield from unread.pass_until(Literals(self._closers), lambda _: None)
             calls.abandon()
+            self._has_called = self._has_called or has_begun or not unread.remembers
             if not unread.remembers:
                 return True  # calls, or markup that holds none
             unread.put_back()

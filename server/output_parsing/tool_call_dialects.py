@@ -159,7 +159,7 @@ DIALECTS = (
         NamedJson(
             begins=_DEEPSEEK_FUNCTION,
             name_ends=("\n```json\n",),
-            ends=("```<｜tool▁call▁end｜>",),
+            ends=("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
             again=(_DEEPSEEK_FUNCTION,),
             closes=("<｜tool▁calls▁end｜>",),
         ),

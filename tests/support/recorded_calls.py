@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
 from canitoolcall.results import ParsedToolCall, ParseResult
+from spelled import demo_tokenizer
 
 from server.output_parsing.answer_format import AnswerFormat, format_with
 from server.output_parsing.answer_reader import AnswerReader
@@ -47,11 +49,12 @@ FAMILIES = load_families()
 
 
 @cache
-def format_of(model: str) -> AnswerFormat:
-    """The format of a model's answers, with all markers as text."""
+def format_of(model: str, markers: tuple[str, ...] = ()) -> AnswerFormat:
+    """The format of a model's answers. These markers are tokens, behind those of the demo; others are text."""
     calls, thinking = next(row[1:] for row in PARSERS if model.startswith(row[0]))
-    dialect = dialect_named(calls)
-    return format_with(dialect, thinking_named(thinking), {}, dialect.opens[0] if dialect else "")
+    dialect, first = dialect_named(calls), demo_tokenizer().largest_id + 1
+    tokens = {marker: first + number for number, marker in enumerate(markers)}
+    return format_with(dialect, thinking_named(thinking), tokens, dialect.opens[0] if dialect else "")
 
 
 def tools_of(fixture: Fixture) -> Mapping[str, Schema]:
@@ -59,17 +62,54 @@ def tools_of(fixture: Fixture) -> Mapping[str, Schema]:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def reader_of(fixture: Fixture, *, holds_calls: bool = True) -> AnswerReader:
-    model = fixture.reference_model
-    format, reference = format_of(model), FAMILIES[fixture.family].reference_for(model)
+def reader_of(
+    fixture: Fixture, format: AnswerFormat | None = None, *, holds_calls: bool = True
+) -> AnswerReader:
+    format = format or format_of(fixture.reference_model)
+    reference = FAMILIES[fixture.family].reference_for(fixture.reference_model)
     prompt = fixture.generation_prompt or (reference and reference.default_generation_prompt) or ""
     return AnswerReader(
         format.dialect,
         format.thinking,
         tools=tools_of(fixture),
         is_thinking=format.begins_thinking(prompt),
+        written=format.written,
         holds_calls=holds_calls,
     )
+
+
+def as_tokens(fixture: Fixture, format: AnswerFormat) -> Iterator[str]:
+    """The pieces of a recorded text that the detokenizer makes of each of its tokens."""
+    tokenizer, ids = demo_tokenizer(), format.tokens
+    by_text = {format.written[mark]: id for mark, id in ids.items()}
+    state = tokenizer.text_state((), marks=format.marks)
+    for piece in re.split("(" + "|".join(map(re.escape, by_text)) + ")", fixture.raw_output):
+        tokens = [by_text[piece]] if piece in by_text else tokenizer.encode(piece, add_special_tokens=False)
+        yield from (state.push([token]) for token in tokens)
+    yield state.flush()
+
+
+def mutated(text: str, markers: Iterable[str], rng: random.Random) -> str:
+    """The text with one of its markers lost, doubled, cut or moved, or with its end lost from there on."""
+    places = [found.span() for found in re.finditer("|".join(map(re.escape, markers)), text)]
+    if not places:
+        return text
+    start, end = rng.choice(places)
+    before, marker, behind = text[:start], text[start:end], text[end:]
+    match rng.randrange(5):
+        case 0:
+            return before + behind
+        case 1:
+            return before + marker + marker + behind
+        case 2:
+            return before + marker[: rng.randrange(1, len(marker) + 1)] + behind
+        case 3:
+            return before + marker[: rng.randrange(len(marker) + 1)]
+        case _:
+            to = rng.choice([at for at in range(len(text) + 1) if not any(a < at < b for a, b in places)])
+            if to <= start:
+                return text[:to] + marker + text[to:start] + behind
+            return before + text[end:to] + marker + text[to:]
 
 
 def parts_of(reader: AnswerReader, pieces: Iterable[str]) -> list[AnswerPart]:

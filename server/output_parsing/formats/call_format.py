@@ -173,6 +173,29 @@ class ParsedCalls:
                     yield from self.unread.expect(*closes)
                 return
 
+    def read_section(
+        self,
+        one: Callable[[ParsedCalls], Parse[bool]],
+        begins: str,
+        again: Sequence[str],
+        closes: Sequence[str],
+    ) -> Parse[None]:
+        """The same for a section in which text stands for nothing that is not within calls."""
+        next_call: Sequence[str] = (begins,)
+        while True:
+            found = yield from self.unread.read_until(Literals((*next_call, *closes)), MAX_NAME)
+            if found is None:
+                return
+            if found[0].strip():
+                self.repair("text between the markers of calls")
+            if found[1] in closes:
+                self.unread.forget()
+                return
+            if not (yield from one(self)):
+                return
+            next_call = again
+            self.unread.remember()
+
     def read_string(self, end: str, emit: Callable[[str], None] | None = None) -> Parse[bool]:
         """Pass a string on up to the literal that ends it; False if the answer ends in it."""
         self.add_arguments('"')
@@ -226,14 +249,14 @@ class ParsedCalls:
 
     def abandon(self) -> None:
         """Drop what was held of calls that have not ended, and forget what was wrong with them."""
-        if self.holds:
+        if self.holds or self.in_list:
             self.count = self._passed
         self._held.clear()
         self.is_open = self.in_list = False
         self._wrong = ""
 
     def _pass(self, part: AnswerPart) -> None:
-        (self._held if self.holds else self._parts).append(part)
+        (self._held if self.holds or self.in_list else self._parts).append(part)
 
 
 class CallFormat(Protocol):

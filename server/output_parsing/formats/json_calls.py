@@ -232,18 +232,10 @@ class NamedJson:
         )
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
-        if not self.begins:
+        if self.begins:
+            yield from calls.read_section(self._read_one, self.begins, self.again, self.closes)
+        else:
             yield from calls.read_all(self._read_one, self.again, self.closes)
-            return
-        found = yield from calls.unread.read_until(Literals((self.begins, *self.closes)), MAX_NAME)
-        if found is None:
-            return
-        if found[1] != self.begins:
-            calls.unread.forget()  # a section without calls
-            return
-        if found[0].strip():
-            calls.repair("text between the markers of calls")
-        yield from calls.read_all(self._read_one, self.again, self.closes)
 
     def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
         """Read a call; False if there is none, or the answer ends in it."""

@@ -130,6 +130,8 @@ class Tagged:
             calls.repair(f"{opener} without its opener")
         elif self.name_opens and not (yield from calls.unread.expect(self.name_opens)):
             return
+        if self.name_opens and (yield from calls.unread.expect(self.name_opens)):
+            calls.repair(f"{self.name_opens} stands twice")
         yield from calls.read_all(partial(self._read_one, opener), self.again, self.closes)
 
     def _read_one(self, opener: str, calls: ParsedCalls) -> Parse[bool]:

@@ -11,9 +11,20 @@ import pytest
 from canitoolcall.checks import case_status, run_checks
 from canitoolcall.fixtures import Fixture
 from canitoolcall.results import Observation, Status
-from recorded_calls import FAMILIES, FIXTURES, cut, parts_of, reader_of, result_of
+from recorded_calls import (
+    FAMILIES,
+    FIXTURES,
+    as_tokens,
+    cut,
+    format_of,
+    mutated,
+    parts_of,
+    reader_of,
+    result_of,
+)
 
-from server.output_parsing.unread_text import CallBegun, CallEnded
+from server.output_parsing.answer_format import literals_of
+from server.output_parsing.unread_text import AnswerPart, CallBegun, CallEnded, Text
 
 SOFTLY = {"gemma4/vllm-text-before-call"}
 """Outputs of which another of the suite wants the opposite: here, that space before a call is no text."""
@@ -48,4 +59,42 @@ def test_a_stream_says_the_same_and_what_has_passed_of_a_call_that_breaks_off_is
             broken += 1
             with pytest.raises(ValueError):
                 json.loads(streamed.tool_calls[index].arguments_raw or "")
-    assert broken == 28
+    assert broken == 27
+
+
+@pytest.mark.parametrize("fixtures", [each for _, each in FAMILY_FIXTURES], ids=sorted(FAMILIES))
+def test_special_tokens_say_what_their_text_says(fixtures: list[Fixture]) -> None:
+    for fixture in fixtures:
+        family = FAMILIES[fixture.family]
+        tokens = tuple(marker for marker in family.markers if marker.endswith(("|>", ">", "]", "｜")))
+        format = format_of(fixture.reference_model, tokens)
+        found = result_of(parts_of(reader_of(fixture, format), as_tokens(fixture, format)))
+        assert found == result_of(parts_of(reader_of(fixture), [fixture.raw_output])), fixture.id
+
+
+MUTATIONS = 5000
+SHORT = [each for each in FIXTURES if len(each.raw_output) < 1000]
+
+
+def text_behind_calls(parts: list[AnswerPart]) -> str:
+    first = next((at for at, part in enumerate(parts) if isinstance(part, CallBegun)), len(parts))
+    return "".join(part.text for part in parts[first:] if isinstance(part, Text))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_marker_that_is_wrong_never_becomes_text_behind_a_call(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(MUTATIONS // 5):
+        fixture = rng.choice(SHORT)
+        dialect = format_of(fixture.reference_model).dialect
+        assert dialect is not None
+        markers = sorted({each for each in literals_of(dialect) if len(each) > 2}, key=len, reverse=True)
+        text = mutated(fixture.raw_output, markers, rng)
+        parts = parts_of(reader_of(fixture), [text])
+        whole, behind = result_of(parts), text_behind_calls(parts)
+        assert not [closer for closer in dialect.format.closers if closer in behind], text
+        assert result_of(parts_of(reader_of(fixture), cut(text, rng))) == whole, text
+        streamed = parts_of(reader_of(fixture, holds_calls=False), cut(text, rng))
+        ended = {part.index for part in streamed if isinstance(part, CallEnded)}
+        calls = [call for at, call in enumerate(result_of(streamed).tool_calls) if at in ended]
+        assert result_of(streamed).content == whole.content and [*whole.tool_calls] == calls, text
