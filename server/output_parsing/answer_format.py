@@ -90,6 +90,7 @@ class AnswerFormat:
             return tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
         thinking = self.thinking
+        calls = calls and not (thinking and thinking.always_closes)
         return Thinking(
             budget=budget,
             marker=tokens(thinking.closes[:1])[0] if thinking else (),

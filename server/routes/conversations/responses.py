@@ -232,7 +232,8 @@ class ResponseWriter(EventWriter[api.OutputItem]):
 
     def _finish(self, part: Part) -> None:
         reason = part.delta.finish_reason or "stop"
-        self._close("completed" if reason == "stop" else "incomplete")
+        breaks_off = self._open is not None and self._open.kind == "call"
+        self._close("completed" if reason == "stop" and not breaks_off else "incomplete")
         if reason == "stop":
             self._end("completed", completed_at=int(time.time()))
         else:
