@@ -50,7 +50,7 @@ FAMILIES = load_families()
 
 @cache
 def format_of(model: str, markers: tuple[str, ...] = ()) -> AnswerFormat:
-    """The format of a model's answers. These markers are tokens, behind those of the demo; others are text."""
+    """The format of a model's answers: these markers are tokens behind the demo's, others are text."""
     calls, thinking = next(row[1:] for row in PARSERS if model.startswith(row[0]))
     dialect, first = dialect_named(calls), demo_tokenizer().largest_id + 1
     tokens = {marker: first + number for number, marker in enumerate(markers)}
