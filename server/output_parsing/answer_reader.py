@@ -64,22 +64,13 @@ class AnswerReader:
         self._reasoning = TextSegment(Reasoning, self._parts, marks)
         self._calls = ParsedCalls(self._unread, self._parts, tools or {}, marks, self._text.skip_space)
         self._calls.holds = holds_calls
-        call_opens = self._dialect.opens if self._dialect else ()
-        bare = self._dialect.opens_bare if self._dialect else ()
         self._hides = (*(dialect.hides if dialect else ()), *thinking.hides)
         self._closers = self._dialect.format.closers if self._dialect else ()
-        self._spelled = tuple(
-            mark_text for mark, mark_text in (written or {}).items() if bare and mark in call_opens
-        )
+        self._look_for(written or {}, calls_end_thinking=calls_end_thinking and not thinking.always_closes)
         self._has_called = False
         """Whether calls, or markup that holds none, have been read."""
         self._explains = False
         """Whether the text has spelled an opener in ordinary characters, so that what follows is no call."""
-        self._openers = Literals(
-            (*call_opens, *bare, *self._hides, *thinking.opens, *self._closers, *self._spelled)
-        )
-        calls_end_thinking = calls_end_thinking and not thinking.always_closes
-        self._thinking_ends = Literals((*(call_opens if calls_end_thinking else ()), *thinking.closes))
         self._thoughts: list[slice] = []
         """The places of the reasoning in the answer's text, without markers. The last end may be None."""
         self._starts: list[int] = []
@@ -87,6 +78,16 @@ class AnswerReader:
         self._width = 0
         self._reading = self._read(is_thinking)
         next(self._reading)
+
+    def _look_for(self, written: Mapping[str, str], *, calls_end_thinking: bool) -> None:
+        """Sets the literals that are looked for in the text and in the reasoning."""
+        opens, bare = (self._dialect.opens, self._dialect.opens_bare) if self._dialect else ((), ())
+        self._spelled = tuple(text for mark, text in written.items() if bare and mark in opens)
+        """Openers that are special tokens, in ordinary characters."""
+        self._openers = Literals(
+            (*opens, *bare, *self._hides, *self._thinking.opens, *self._closers, *self._spelled)
+        )
+        self._thinking_ends = Literals((*(opens if calls_end_thinking else ()), *self._thinking.closes))
 
     @property
     def reasoning_tokens(self) -> int:
