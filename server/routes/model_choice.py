@@ -48,7 +48,7 @@ NAMED_BY = b"x-model"
 COMMENT_SECONDS = 1.0
 """Seconds between two comments on a load in a stream."""
 
-MODEL_PATHS = frozenset({*BY_PATH, "/", "/info", "/tokenizer_info", "/api/show"})
+MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", "/info", "/tokenizer_info", "/api/show"})
 """Paths whose requests are for one model."""
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
 _MODERATIONS = "/v1/moderations"

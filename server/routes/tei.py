@@ -8,7 +8,6 @@ from importlib.metadata import version
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.types import Message
 
 from server.access.request_state import state_of
 from server.http.connection.body_limits import read_body
@@ -18,6 +17,7 @@ from server.model_facts import Facts, no_task
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
 from server.routes.answering import ask
+from server.routes.model_choice import with_body
 from server.routes.pooling import label_of, pool_texts
 from server.routes.request_context import frontend_of
 from server.schemas.score_and_rerank import best_first
@@ -136,19 +136,10 @@ async def post_root(request: Request) -> Response:
 
     Hugging Face's `InferenceClient(model=URL)` posts here."""
     raw = bytes(await read_body(request.receive))
-    given = False
-
-    async def receive() -> Message:
-        nonlocal given
-        if given:
-            return await request.receive()
-        given = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
     path = _path_for(raw, frontend_of(request).facts)
     state = state_of(request.scope)
     state.head = {**state.head, DIALECT: b"tei"}
-    return await _ENDPOINTS[path].respond(Request(request.scope, receive), state)
+    return await _ENDPOINTS[path].respond(Request(request.scope, with_body(raw, request.receive)), state)
 
 
 def _path_for(raw: bytes, facts: Facts) -> str:
