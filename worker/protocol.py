@@ -43,8 +43,8 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     """The options by which a sequence's tokens are sampled. All are resolved: no value means "default".
 
     The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens,
-    suppressed ids, timestamps and logit_bias mask or shift; penalties; then temperature, min_p, top_k,
-    top_p, and the draw.
+    suppressed ids, timestamps and logit_bias mask or shift; penalties; top_n_sigma and typical_p; then
+    temperature, min_p, top_k, top_p, and the draw.
     """
 
     max_tokens: int
@@ -54,6 +54,9 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     top_k: int = 0
     """0 is off."""
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    """0 is off."""
     seed: int = 0
     """The draw for output token i depends on (seed, i) only: not on the batch, the step or the process."""
     presence_penalty: float = 0.0

@@ -87,6 +87,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     top_k: int | None = None
     """How many of the most likely tokens to draw from; 0 and -1 draw from all."""
     min_p: float | None = None
+    typical_p: float | None = None
+    """The mass of the tokens whose surprise is nearest to the mean, of which one is drawn; 1 is all."""
+    top_n_sigma: float | None = None
+    """How many standard deviations below the likeliest logit others may lie; 0 and below is off."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
@@ -198,7 +202,19 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             prompt_logprobs=of_prompt and check_logprobs("prompt_logprobs", "prompt", of_prompt, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )
+        if not greedy and (self.typical_p is not None or self.top_n_sigma is not None):
+            template = self._filtered(template)
         return [template] if self.n == 1 else self._choices(template)
+
+    def _filtered(self, template: Sampling) -> Sampling:
+        """The same with the filters that few requests have."""
+        typical = 1.0 if self.typical_p is None else self.typical_p
+        sigmas = 0.0 if self.top_n_sigma is None else self.top_n_sigma
+        if not 0 < typical <= 1:
+            raise invalid("typical_p", f"typical_p must be in (0, 1], got {typical}.", typical)
+        if not math.isfinite(sigmas):
+            raise invalid("top_n_sigma", f"top_n_sigma must be a finite number, got {sigmas}.", sigmas)
+        return msgspec.structs.replace(template, typical_p=typical, top_n_sigma=max(sigmas, 0.0))
 
     def _choices(self, first: Sampling) -> list[Sampling]:
         """Each of the n choices, of which the first is given, with a seed of its own."""

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, cast
 
 import msgspec
+from pydantic import AfterValidator, ValidationInfo
 
 from server.errors import BadRequest
 from server.grammars.response_format import AskedForm, StructuredOutputsParams
 from server.schemas.body import Body, optional
+from server.schemas.unknown_fields import find_unknown
 
 _FORMATS = "text, json_object, json_schema and structural_tag"
+
+
+def _known_alone(value: object, info: ValidationInfo) -> object:
+    """What is asked for, without fields that nobody knows."""
+    if not isinstance(value, dict):
+        return value
+    asked, known = cast("dict[str, object]", value), StructuredOutputsParams.__struct_fields__
+    if unknown := [name for name in asked if name not in known]:
+        find_unknown(unknown, known, {}, info.context)
+    return {name: each for name, each in asked.items() if name in known}
+
+
+Constraints = Annotated[object, AfterValidator(_known_alone)]
 
 
 class StructuredBody(Body):
@@ -22,7 +37,7 @@ class StructuredBody(Body):
         "`structural_tag`. What cannot be enforced is refused with `strict: true`; otherwise the header "
         "`Warning` names it."
     )
-    structured_outputs: object = optional(
+    structured_outputs: Constraints = optional(
         "The same in vLLM's words: one of json, regex, choice, grammar, json_object and "
         "structural_tag, and how JSON is written."
     )

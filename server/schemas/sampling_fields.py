@@ -169,6 +169,10 @@ class GenerationBody(RequestBody, StructuredBody):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = optional("Draw of the tokens whose surprise is nearest to the mean; 1 is all.")
+    top_n_sigma: float | None = optional(
+        "Draw of the tokens whose logits lie so many standard deviations below the largest at most; 0 is all."
+    )
     repetition_penalty: float | None = None
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
@@ -265,6 +269,8 @@ class GenerationBody(RequestBody, StructuredBody):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            typical_p=self.typical_p,
+            top_n_sigma=self.top_n_sigma,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=self.repetition_penalty,

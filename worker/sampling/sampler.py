@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.sampling.filters import Filter, plan_filters
 from worker.sampling.grouped_logits import GroupedLogits, Scan, slice_rows
 from worker.sampling.logprobs import LogprobPlan, logprob_table, told_logprobs
 from worker.sampling.penalties import Penalties, plan_penalties
@@ -26,6 +27,7 @@ class SamplingPlan:
     masks: Masks | None
     timestamps: list[TimestampRules]
     penalties: list[Penalties]
+    filters: list[Filter]
     draws: list[Draws]
     logprobs: list[LogprobPlan]
 
@@ -44,7 +46,7 @@ class SampleTargets:
     """The slot of each row; none where a recording chooses tokens."""
 
 
-GREEDY = SamplingPlan(masks=None, timestamps=[], penalties=[], draws=[], logprobs=[])
+GREEDY = SamplingPlan(masks=None, timestamps=[], penalties=[], filters=[], draws=[], logprobs=[])
 """All rows take the likeliest token."""
 
 
@@ -70,6 +72,7 @@ def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: in
         masks=plan_masks(packet, slots, rows, vocab_size),
         timestamps=list(plan_timestamps(packet, slots, rows)),
         penalties=plan_penalties(packet, slots, rows),
+        filters=plan_filters(slots, rows),
         draws=plan_draws(packet, slots, rows, vocab_size),
         logprobs=_plan_logprobs(packet, slots, rows, vocab_size),
     )
@@ -122,6 +125,8 @@ def sample(
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
     failed = {} if process is None else process(logits)
+    for filter in plan.filters:
+        filter.apply(logits)
     grouped = GroupedLogits(logits, scan)
     sampled = grouped.best[0]  # [R] the likeliest tokens, overwritten where a row is drawn at random
     for draws in plan.draws:

@@ -79,7 +79,7 @@ class Slots:
         self.top_k = np.zeros(rows, np.int64)
         self.seed = np.zeros(rows, np.uint64)
         self.masked = np.zeros(rows, bool)  # has logit_bias, bad_words, allowed_token_ids or min_tokens
-        self.penalised, self.logprobs = np.zeros((2, rows), bool)
+        self.penalised, self.filtered, self.logprobs = np.zeros((3, rows), bool)
         self.demanding: set[int] = set()
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
         self.prompt_logprobs: dict[int, int] = {}  # slot -> the likeliest tokens told beside its prompt's
@@ -151,6 +151,7 @@ class Slots:
         self.penalised[slot] = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
+        self.filtered[slot] = params.temperature > 0 and (params.typical_p < 1 or params.top_n_sigma > 0)
         self.logprobs[slot] = params.logprobs is not None
         self.demanding.discard(slot)
         if any(each[slot] for each in (self.temperature, self.masked, self.penalised, self.logprobs)):

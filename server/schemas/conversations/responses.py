@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from server.errors import BadRequest
 from server.model_facts import LIMITS
+from server.schemas.answer_form import Constraints
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Ids, Neutral, Text, optional
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.response_input import (
@@ -143,7 +144,7 @@ class ResponsesRequest(Body):
     request_id: str | None = None
     timeout: Timeout = None
     speculative_tokens: int | None = optional("As in chat completions.")
-    structured_outputs: object = optional("As in chat completions, in place of `text.format`.")
+    structured_outputs: Constraints = optional("As in chat completions, in place of `text.format`.")
     logit_bias: dict[str, float] | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: Flag | None = None

@@ -12,7 +12,10 @@ from server.schemas.body import Body, Bounds, ForeignField, Neutral, no_effect, 
 from server.schemas.sampling_fields import NO_ENTRIES, Int64, Strings
 from server.schemas.unknown_fields import FieldNotes
 
-_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("seed", "presence_penalty", "frequency_penalty"),
+)
 """Options that chat completions has under the same name."""
 
 
@@ -59,6 +62,7 @@ class OllamaOptions(Body):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     seed: Int64 | None = None
     stop: Strings = NO_ENTRIES
     repeat_penalty: float | None = optional("repetition_penalty of chat completions, over the whole text.")

@@ -38,6 +38,7 @@ def read(kind: Any, body: Any) -> tuple[Any, FieldNotes]:
         ({"lora_path": "", "model": "base"}, {"model": "base"}),
         ({"repeat_last_n": -1, "repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 1}, NO_PENALTIES),
+        ({"options": {"typical_p": 0.5}}, {"typical_p": 0.5}),
         ({"cache_prompt": True, "keep_alive": "5m", "return_token_offsets": False}, {}),
         (
             {"temperature": 1, "options": {"temperature": 0.5, "num_predict": 9, "repeat_penalty": 1.5}},

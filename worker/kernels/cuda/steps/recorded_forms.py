@@ -189,7 +189,7 @@ def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
     held = [seq.slot for seq in sampling]
     if not forms.chooses or slots.changes_logits or len(set(held)) < len(held):
         return False
-    asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
+    asks = slots.masked[held] | slots.penalised[held] | slots.filtered[held] | slots.logprobs[held]
     if not forms.draws:
         asks |= slots.temperature[held] > 0
     return not asks.any() and not any(seq.bound for seq in sampling)
