@@ -16,9 +16,6 @@ from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
 
 POLICIES = ("fcfs", "priority")
-_LARGEST_INT32 = 2**31 - 1
-_VECTORS = ("embed", "token_embed", "sparse_embed")
-"""The tasks of which a sequence may have several answers."""
 
 
 def check_config(config: EngineConfig, facts: WorkerFacts) -> None:

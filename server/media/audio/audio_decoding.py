@@ -62,22 +62,6 @@ def decode_audio(file: BinaryIO, most_seconds: float) -> Iterator[np.ndarray]:
         raise BadRequest(_BROKEN, "file") from None
 
 
-def resampled(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:
-    """Samples of another rate, [N] float32 from -1 to 1, at Whisper's."""
-    if rate == RATE:
-        yield samples
-        return
-    try:
-        import av
-    except ImportError:
-        raise NotInstalled from None
-    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-    frame.sample_rate = rate
-    resampler = _Resampler(frame)
-    yield from resampler.push(frame)
-    yield from resampler.flush()
-
-
 def _bounded(pieces: Iterator[np.ndarray], most_seconds: float) -> Iterator[np.ndarray]:
     left = round(most_seconds * RATE)
     for samples in pieces:
