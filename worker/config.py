@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from models.config import ModelConfig
@@ -12,8 +10,6 @@ from models.parallel.experts import Placement, Transport
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
 from worker.options import WorkerOptions
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

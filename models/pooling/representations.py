@@ -16,8 +16,6 @@ import msgspec
 from models.config import ConfigError
 from models.plain_files import read_text_bytes
 
-Role = Literal["query", "document"]
-
 _SPARSE_FILE, _TOKENS_FILE = "sparse_linear", "colbert_linear"
 """The layers that BGE-M3 has beside its checkpoint."""
 _WEIGHT_ENDINGS = (".safetensors", ".pt")

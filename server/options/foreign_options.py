@@ -143,16 +143,8 @@ OBEYED = {
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
     "VLLM_ENGINE_READY_TIMEOUT_S": "engine_ready_timeout",
-    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
-    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
 }
 """Variables of vLLM, and the options that they give where nothing else does."""
-
-RESOLVERS = {
-    "lora_filesystem_resolver": "VLLM_LORA_RESOLVER_CACHE_DIR",
-    "lora_hf_hub_resolver": "VLLM_LORA_RESOLVER_HF_REPO_LIST",
-}
-"""Plug-ins that are --lora-resolver here, and the variables that say where they look."""
 
 PLUGINS = "VLLM_PLUGINS"
 """The variable that names the installed plug-ins to call, which is obeyed where they are loaded."""
@@ -168,30 +160,20 @@ def read_variables(
     found: dict[str, object] = {}
     obeyed: list[str] = []
     idle: list[str] = []
-    unlooked = [variable for plugin, variable in RESOLVERS.items() if not _is_on(plugin, environ)]
     for name, text in sorted(environ.items()):
         if not name.startswith("VLLM_") or is_kubernetes_link(name, text) or name == PLUGINS:
             continue
         field = OBEYED.get(name)
-        if field is None or name in unlooked:
+        if field is None:
             idle.append(name)
         elif written := _written(name, text):
             found[field] = options[field].value(written, f"environment variable {name}")
             obeyed.append(f"{name} as {options[field].flag}")
-    if found.keys() & {OBEYED[variable] for variable in RESOLVERS.values()}:
-        found["lora_resolver"] = True
     if obeyed:
         notes.append(f"variables of vLLM are obeyed: {', '.join(obeyed)}")
     if idle:
         notes.append(f"variables of vLLM without meaning here: {', '.join(map(_with_meant, idle))}")
     return found
-
-
-def _is_on(plugin: str, environ: Mapping[str, str]) -> bool:
-    """Whether vLLM would look for adapters by one of its plug-ins."""
-    allowed = environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
-    named = environ.get(PLUGINS)
-    return allowed and (named is None or plugin in [each.strip() for each in named.split(",")])
 
 
 def _written(name: str, text: str) -> str | list[str]:
@@ -203,8 +185,6 @@ def _written(name: str, text: str) -> str | list[str]:
             return "" if text in ("", "0") else f"{text}GiB"
         case "VLLM_TORCH_PROFILER_DIR":
             return json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
-        case "VLLM_LORA_RESOLVER_CACHE_DIR" | "VLLM_LORA_RESOLVER_HF_REPO_LIST":
-            return [part.strip() for part in text.split(",") if part.strip()]
         case "VLLM_LOGGING_LEVEL":
             return text.lower()
         case _:

@@ -17,7 +17,7 @@ import msgspec
 from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
-from server.options.foreign_options import LLAMA_FLAGS, RESOLVERS, VLLM_FLAGS, read_variables
+from server.options.foreign_options import LLAMA_FLAGS, VLLM_FLAGS, read_variables
 from server.options.help_pages import asked_help, help_page
 from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
@@ -243,7 +243,7 @@ _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
 
 def _load_plugins(environ: Mapping[str, str]) -> None:
     names = environ.get("VLLM_PLUGINS", "").split(",")
-    if others := [name for name in names if name.strip() not in ("", *RESOLVERS)]:
+    if others := [name for name in names if name.strip()]:
         from models.plugins import load_general_plugins  # few have some
 
         load_general_plugins(",".join(others))

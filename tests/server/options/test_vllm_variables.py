@@ -33,19 +33,6 @@ def test_variables_give_the_options_that_nothing_else_gives() -> None:
     assert config.connections.timeout_keep_alive == 8
 
 
-def test_the_variables_of_resolvers_look_for_adapters_where_vllm_would() -> None:
-    places = {"VLLM_LORA_RESOLVER_CACHE_DIR": "/a", "VLLM_LORA_RESOLVER_HF_REPO_LIST": "o/r, o/s"}
-    allowed = {**places, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    adapters = read("--enable-lora", **allowed)[0].adapters
-    assert (adapters.lora_resolver, adapters.lora_dir, adapters.lora_repos) == (True, ["/a"], ["o/r", "o/s"])
-    config, _ = read(**allowed)
-    assert not config.adapters.lora_resolver and not config.engine.worker.lora.enable_lora
-    config, said = read("--enable-lora", **places)
-    assert not config.adapters.lora_resolver and "VLLM_LORA_RESOLVER_CACHE_DIR, " in said
-    one = read("--enable-lora", **allowed, VLLM_PLUGINS="lora_hf_hub_resolver")[0].adapters
-    assert (one.lora_resolver, one.lora_dir, one.lora_repos) == (True, [], ["o/r", "o/s"])
-
-
 def test_a_variable_that_asks_for_the_default_gives_nothing() -> None:
     config, said = read(VLLM_CPU_KVCACHE_SPACE="0", VLLM_API_KEY="", VLLM_SERVER_DEV_MODE="0")
     assert config == read()[0]
