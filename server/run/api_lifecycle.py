@@ -240,15 +240,17 @@ class ApiServer:
         """Waits for running requests, until the time for it is over or they shall be cut off."""
         self._frontend.begin_drain(refuse=True)
         self._http.stop_listening()  # others accept: the supervisor, if the whole server ends
-        if self._frontend.live and self._config.shutdown_timeout:
+        if (running := self._frontend.live) and self._config.shutdown_timeout:
             _log.info(
                 "stopping: %s may finish for up to %g s; a second Ctrl-C or SIGTERM cuts them off",
-                _running(self._frontend.live),
+                _running(running),
                 self._config.shutdown_timeout,
             )
         await _first_of(self._frontend.idle, self._force, seconds=self._config.shutdown_timeout)
         if self._frontend.live:
             _log.warning("stopping: %s cut off", _running(self._frontend.live))
+        elif running:
+            _log.info("stopping: all running requests have finished")
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
         """Ends running requests with an error, so that no incomplete answer looks complete, then HTTP."""

@@ -104,6 +104,8 @@ class Supervisor:
         await _cancel([engines, watcher])
         await self._end_engines()
         self._engines.stop(0)
+        if self.code == STOPPED:
+            _log.info("stopped: all processes of the server and its engines have ended")
         logs.flush()
         await self._standby.finish(FINISH_SECONDS)
         return BROKE if self.code is None else self.code
