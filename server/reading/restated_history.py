@@ -42,16 +42,33 @@ def write_restated(
                 written = write(other)
             except BadRequest:
                 continue
-            return msgspec.structs.replace(written, notes=[*notes, note])
+            return msgspec.structs.replace(written, notes=[*notes, note] if note else notes)
         raise
     return msgspec.structs.replace(written, notes=notes) if notes else written
 
 
 def restated(messages: list[Message], template: ChatTemplate) -> Iterator[tuple[str, list[Message]]]:
-    """Yields the conversation in simpler and simpler forms, and what is said of each."""
+    """Yields the conversation in simpler and simpler forms, and what is said of each that loses something."""
     messages = arranged(messages, template)
+    yield "", with_text_arguments(messages)
     yield "messages arranged and ids of calls replaced for this chat template", with_short_ids(messages)
     yield "calls and their results shown as text to this chat template", as_texts(messages)
+
+
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the arguments of calls as JSON, for templates that write them as they are (DeepSeek
+    V3). They are encoded twice, since arguments that are JSON become objects before a template gets them."""
+
+    def written(call: ToolCall) -> ToolCall:
+        text = json.dumps(json.dumps(call.function.arguments, ensure_ascii=False), ensure_ascii=False)
+        return call.model_copy(update={"function": call.function.model_copy(update={"arguments": text})})
+
+    return [
+        message.model_copy(update={"tool_calls": list(map(written, message.tool_calls))})
+        if message.tool_calls
+        else message
+        for message in messages
+    ]
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:

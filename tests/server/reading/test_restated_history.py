@@ -61,6 +61,13 @@ def test_ids_are_those_that_the_template_takes() -> None:
     assert len(found.notes) == 1
 
 
+def test_arguments_are_texts_where_the_template_wants_such() -> None:
+    calls = "{% for c in m.tool_calls %}{{ '>' + c.function.arguments }}{% endfor %}"
+    adds = "{% for m in messages %}" + calls + "{% endfor %}"
+    found = written(USER, call("a"), template=adds)
+    assert found.text == '>{"a": "é"}' and found.notes == []
+
+
 def test_what_no_form_of_calls_can_show_is_text() -> None:
     found = written(call("a"), USER, USER, result("b", "late"), {"role": "assistant", "content": "so"})
     assert found.text == (
