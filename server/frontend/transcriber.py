@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,9 @@ import numpy as np
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
-from engine_core.protocol import Failed
+from engine_core.protocol import Failed, Source
 from server.access.admission import Admission, Admissions
 from server.errors import BadRequest, from_engine
-from server.frontend.audio_windows import RecordedPieces, drawn, matrix_of, sampling_of
 from server.helpers.job_queue import Helpers
 from server.media.audio.recordings import RECORDINGS, Recording, Recordings, TemporaryPath
 from server.media.preparing import processes_for
@@ -25,12 +26,13 @@ from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.requests.sampling_params import SamplingParams
 from server.schemas.audio.form import AudioForm, language_code
-from server.speech.speech_model import Draw, Drawn, Piece
+from server.speech.speech_model import Draw, Drawn, Piece, SpeechText
 from server.speech.transcribe import MOST_AT_ONCE, TranscriptionJob
 from server.speech.transcription import Asked, Counts, Thresholds
 from server.speech.vocabulary import TRANSLATE, SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
-from worker.protocol import Pooling
+from worker.buffers import Buffer
+from worker.protocol import Pooling, Sampling, Timestamps, TokenLogprobs
 
 
 class Transcriber:
@@ -118,10 +120,17 @@ class Transcriber:
     ) -> TranscriptionJob:
         """A transcription, which has as many places at a time as were admitted. `options` returns what the
         engine is told of each piece."""
-        engine = _Pieces(
-            self._client, self._admissions, self.known, recording, facts, tokenizer, self._metrics
+        engine = PieceEngine(
+            self._client,
+            admission,
+            self._admissions.seconds_to_wait,
+            self.known,
+            recording,
+            facts,
+            tokenizer,
+            self._metrics,
+            options,
         )
-        engine.admission, engine.options = admission, options
         return TranscriptionJob(engine, self.known, recording, asked, admission.count)
 
     def places_for(self, asked: Asked, most: int) -> int:
@@ -135,31 +144,50 @@ class Transcriber:
         )
 
 
-class _Pieces(RecordedPieces):
-    """An engine that reads the pieces of one recording."""
-
-    admission: Admission
-    options: Callable[[], AddOptions]
+class PieceEngine:
+    """Has an engine read the pieces of one recording."""
 
     def __init__(
         self,
         client: EngineClient,
-        admissions: Admissions,
+        admission: Admission,
+        seconds_to_wait: Callable[[], int],
         known: SpeechTokens,
         recording: Recording,
         facts: Facts,
         tokenizer: Tokenizer,
         metrics: Metrics,
+        options: Callable[[], AddOptions],
     ) -> None:
-        super().__init__(known, recording, facts, tokenizer)
-        self._client, self._admissions, self._metrics = client, admissions, metrics
+        self._client, self._admission, self._seconds_to_wait = client, admission, seconds_to_wait
+        self._known, self._recording, self._tokenizer = known, recording, tokenizer
+        self._length, self._metrics, self._options = facts.ready.worker.source_len, metrics, options
+        self._sources: OrderedDict[Piece, Source] = OrderedDict()
+        """The pieces used last, whose features need not be read again."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(tokens), True)
+
+    def text(self) -> SpeechText:
+        return self._tokenizer.text_state([], True, None)
+
+    async def _source(self, piece: Piece) -> Source:
+        if (found := self._sources.get(piece)) is None:
+            features = await asyncio.to_thread(self._recording.piece, piece.first, piece.frames)
+            hash = self._recording.hash_of(piece.first, piece.frames).hex()
+            found = Source(hash=hash, length=self._length, features=Buffer(features))
+        self._sources[piece] = found
+        self._sources.move_to_end(piece)
+        while len(self._sources) > MOST_AT_ONCE:
+            self._sources.popitem(last=False)
+        return found
 
     async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
-        admission = self.admission
+        admission = self._admission
         admission.check()
-        source = await self.source(piece)
-        params = sampling_of(how, self.known)
-        options: AddOptions = {**self.options(), "source": source}
+        source = await self._source(piece)
+        params = _sampling_of(how, self._known)
+        options: AddOptions = {**self._options(), "source": source}
         stream = self._client.submit(prompt, params, **options)
         work = admission.begin_work(len(prompt), params.max_tokens, may_stop=True)
         record = self._metrics.begin(len(prompt), 1, params.max_tokens)
@@ -170,14 +198,13 @@ class _Pieces(RecordedPieces):
                 if isinstance(new, Failed):
                     reason = "error"
                     admission.check()
-                    raise from_engine(new, self._admissions.seconds_to_wait())
-                if new.tokens:
-                    admission.begun = True
+                    raise from_engine(new, self._seconds_to_wait())
+                if new.tokens and not work.begun:
                     work.begin()
                 record.tokens(len(new.tokens), new.cached)
                 if (account := admission.caller.account) is not None:
                     account.wrote(len(new.tokens))
-                yield drawn(new.tokens, new.logprobs)
+                yield _drawn(new.tokens, new.logprobs)
                 if new.finish is not None:
                     if new.finish == "abort":
                         admission.check()
@@ -190,8 +217,8 @@ class _Pieces(RecordedPieces):
             work.end()
 
     async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
-        self.admission.check()
-        options: AddOptions = {**self.options(), "source": await self.source(piece)}
+        self._admission.check()
+        options: AddOptions = {**self._options(), "source": await self._source(piece)}
         params = Pooling(task="align", skip=skip, columns=columns)
         [stream] = self._client.submit_many([(tokens, params)], **options)
         try:
@@ -199,5 +226,43 @@ class _Pieces(RecordedPieces):
         finally:
             self._client.abort([stream.id])
         if isinstance(answer, Failed):
-            raise from_engine(answer, self._admissions.seconds_to_wait())
-        return matrix_of(answer.vectors)
+            raise from_engine(answer, self._seconds_to_wait())
+        rows = np.frombuffer(answer.vectors.data, np.float32)
+        return rows.reshape(answer.vectors.shape)
+
+
+def _sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
+    """What the engine is told of how tokens are drawn."""
+    if how.told:
+        return Sampling(
+            max_tokens=how.max_tokens,
+            temperature=0.0,
+            allowed_token_ids=how.only,
+            told=how.told,
+            stop_token_ids=(known.end,),
+            logprobs=0,
+        )
+    greedy = how.temperature == 0
+    return Sampling(
+        max_tokens=how.max_tokens,
+        temperature=how.temperature,
+        top_p=1.0 if greedy else how.top_p,
+        top_k=0 if greedy else how.top_k,
+        min_p=0.0 if greedy else how.min_p,
+        seed=how.seed,
+        presence_penalty=how.presence_penalty,
+        frequency_penalty=how.frequency_penalty,
+        repetition_penalty=how.repetition_penalty,
+        stop_token_ids=(known.end,),
+        logprobs=0,
+        masked_logprobs=True,
+        suppressed=known.suppressed,
+        suppressed_first=known.suppressed_first,
+        timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),
+    )
+
+
+def _drawn(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Drawn]:
+    return [
+        Drawn(token, each.values[0], tuple(each.told)) for token, each in zip(tokens, logprobs, strict=True)
+    ]
