@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     )
     from server.offline.stat_loggers import StatLoggerBase
     from server.options.parse_server_options import AsyncEngineArgs, EngineArgs
+    from server.output_parsing.dialect import Dialect, ThinkingMarkers
     from server.output_parsing.formats.json_calls import JsonObject, NamedJson
     from server.output_parsing.formats.tagged import Tagged
     from server.output_parsing.parser_plugins import register_reasoning_parser, register_tool_parser
-    from server.output_parsing.tool_call_dialects import Dialect, ThinkingMarkers
     from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
     from server.requests.sampling_params import RequestOutputKind, SamplingParams

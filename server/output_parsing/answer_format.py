@@ -14,14 +14,12 @@ import msgspec
 from engine_core.protocol import Thinking
 from server.grammars.lark import LarkGrammar, regex
 from server.grammars.response_format import AnswerGrammar
+from server.output_parsing.dialect import NO_MARKERS, Dialect, ThinkingMarkers
 from server.output_parsing.formats.call_format import ANY_SPACE, CallGrammar, ToolForm, Unenforceable
 from server.output_parsing.response_template import NAME, described_calls, described_thinking
 from server.output_parsing.tool_call_dialects import (
     DIALECTS_BY_NAME,
-    NO_MARKERS,
     THINKING_BY_NAME,
-    Dialect,
-    ThinkingMarkers,
 )
 from server.text.detokenizer import FIRST_MARK, is_mark
 

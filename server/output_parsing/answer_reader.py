@@ -11,8 +11,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from server.output_parsing.dialect import NO_MARKERS, Dialect, ThinkingMarkers
 from server.output_parsing.formats.call_format import ParsedCalls, Schema
-from server.output_parsing.tool_call_dialects import NO_MARKERS, Dialect, ThinkingMarkers
 from server.output_parsing.unread_text import (
     AnswerPart,
     Literals,

@@ -11,13 +11,12 @@ from weakref import WeakKeyDictionary
 from server.errors import BadRequest
 from server.output_parsing.answer_format import AnswerFormat, format_with, literals_of
 from server.output_parsing.answer_reader import AnswerReader
+from server.output_parsing.dialect import Dialect, ThinkingMarkers
 from server.output_parsing.response_template import NAME, described_calls, described_thinking
 from server.output_parsing.tool_call_dialects import (
     AUTO,
     DIALECTS,
     THINKING,
-    Dialect,
-    ThinkingMarkers,
     dialect_named,
     thinking_named,
 )

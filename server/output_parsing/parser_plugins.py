@@ -6,14 +6,13 @@ import runpy
 from collections.abc import Mapping
 from functools import cache
 
+from server.output_parsing.dialect import Dialect, ThinkingMarkers
 from server.output_parsing.tool_call_dialects import (
     ALIASES,
     AUTO,
     DIALECTS_BY_NAME,
     NONE,
     THINKING_BY_NAME,
-    Dialect,
-    ThinkingMarkers,
 )
 
 

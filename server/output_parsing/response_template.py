@@ -11,11 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from server.output_parsing.dialect import Dialect, ThinkingMarkers
 from server.output_parsing.formats.call_format import CallFormat
 from server.output_parsing.formats.json_calls import JsonObject, NamedJson
 from server.output_parsing.formats.nested_values import CALL, BareKeys
 from server.output_parsing.formats.tagged import Tagged
-from server.output_parsing.tool_call_dialects import DIALECTS, THINKING, Dialect, ThinkingMarkers
+from server.output_parsing.tool_call_dialects import (
+    DIALECTS,
+    THINKING,
+)
 
 NAME = "response_template"
 """The name of a dialect, or of markers, that the checkpoint describes and no family in our tables has."""

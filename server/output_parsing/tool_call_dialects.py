@@ -5,9 +5,9 @@ Another family is another entry here; a new way to write calls is a new file in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from server.output_parsing.formats.call_format import CallFormat
+from server.output_parsing.dialect import Dialect, ThinkingMarkers
 from server.output_parsing.formats.json_calls import (
     Channels,
     EitherFormat,
@@ -20,49 +20,8 @@ from server.output_parsing.formats.nested_values import BareKeys, Elements
 from server.output_parsing.formats.python_calls import PythonCalls
 from server.output_parsing.formats.tagged import Tagged
 
-AUTO, NONE = "auto", "none"
-"""Names that stand for what the chat template says, and for no reading at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """A way to write tool calls, of a family of models."""
-
-    name: str
-    """Its name in the options, which is the peers'."""
-    opens: tuple[str, ...]
-    """The literals with which calls begin."""
-    format: CallFormat
-    opens_bare: tuple[str, ...] = ()
-    """Literals with which calls begin if the model has left their opener out."""
-    only_first: tuple[str, ...] = ()
-    """The openers that mean nothing behind other text, because text may have them too."""
-    hides: tuple[str, ...] = ()
-    """Markup around the text of an answer, which is no part of it."""
-    keeps_space: bool = False
-    """Whether the family writes no space between text and calls, so that what stands there is text."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingMarkers:
-    """The literals around the reasoning of a model."""
-
-    name: str
-    opens: tuple[str, ...]
-    closes: tuple[str, ...]
-    hides: tuple[str, ...] = ()
-    """Markup around the text of an answer, which is no part of it."""
-    then: str = ""
-    """What stands between the reasoning and an answer or a call."""
-    answers: str = ""
-    """What stands before the text of an answer, if that is held to a form."""
-    always_closes: bool = False
-    """Whether the model never forgets `closes`, so that what looks like a call before is reasoning."""
-    told_by: tuple[str, ...] = ()
-    """The literals by which it is recognized, if `closes` stand for other things in other families."""
-
-
-NO_MARKERS = ThinkingMarkers("", (), ())
+AUTO, NONE, IDENTITY = "auto", "none", "identity"
+"""Names that stand for what the chat template says, and for no reading at all (`identity`: of reasoning)."""
 
 
 _ARRAY = JsonObject(array=True)
@@ -103,6 +62,7 @@ def _dsml_tags(mark: str, closes: tuple[str, ...]) -> Tagged:
     )
 
 
+_STEP_CALL = '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="'
 _K3_TYPES = ("string", "number", "boolean", "null", "object", "array")
 _GLM_TAGS = Tagged(
     name_opens="",
@@ -281,6 +241,44 @@ DIALECTS = (
         ("<|tools_prefix|>",),
         JsonObject(array=True, name_is_key=True, closes=("<|tools_suffix|>",)),
     ),
+    Dialect(
+        "hy_v3",
+        ("<tool_calls>",),
+        replace(
+            _GLM_TAGS,
+            name_opens="<tool_call>",
+            name_ends=("<tool_sep>",),
+            again=("<tool_call>",),
+            closes=("</tool_calls>",),
+        ),
+    ),
+    Dialect(
+        "step3",
+        ("<｜tool_calls_begin｜>",),
+        Tagged(
+            name_opens=_STEP_CALL,
+            name_ends=('">',),
+            key_opens='<steptml:parameter name="',
+            key_ends='">',
+            value_ends="</steptml:parameter>",
+            ends=("</steptml:invoke><｜tool_call_end｜>", "</steptml:invoke>"),
+            again=(_STEP_CALL,),
+            closes=("<｜tool_calls_end｜>",),
+        ),
+    ),
+    Dialect(
+        "dots",
+        ("<dots_function_call>",),
+        replace(_INVOKE_TAGS, closes=("</dots_function_call>",), trims=True),
+    ),
+    Dialect("minimax", ("<tool_calls>",), JsonObject(again=("\n",), closes=("</tool_calls>",))),
+    Dialect(
+        "gigachat3",
+        ("<|function_call|>", "function call<|role_sep|>\n"),
+        JsonObject(),
+        hides=("<|message_sep|>",),
+    ),
+    Dialect("xlam", ("[",), _ARRAY, only_first=("[",)),
     Dialect("nemotron_nano_v2", ("<TOOLCALL>",), JsonObject(array=True, closes=("</TOOLCALL>",))),
 )
 
@@ -291,6 +289,8 @@ ALIASES = {
     "glm47": "glm45",
     "hunyuan_a13b": "jamba",
     "deepseek_v4": "deepseek_v32",
+    "mimo": "qwen3_coder",
+    "step3p5": "qwen3_coder",
 }
 """Other names, which the peers have, of the same dialects."""
 
@@ -330,8 +330,8 @@ THINKING = (
 )
 
 _LIKE_THINK = (
-    "deepseek_r1 deepseek_v3 ernie45 glm45 holo2 hunyuan_a13b kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3 "
-    "step3"
+    "deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 glm45 glm47 holo2 hunyuan_a13b hy_v3 kimi_k2 "
+    "mimo minimax_m2 nemotron_v3 olmo3 qwen3 step3 step3p5"
 )
 THINKING_BY_NAME = {
     **{each.name: each for each in THINKING},
@@ -352,9 +352,9 @@ def dialect_named(name: str) -> Dialect | None:
 
 def thinking_named(name: str) -> ThinkingMarkers | None:
     """The markers of reasoning of a name; None for "none". Raises ValueError, which says which there are."""
-    if name in (NONE, ""):
+    if name in (NONE, IDENTITY, ""):
         return None
     if (found := THINKING_BY_NAME.get(name)) is None:
-        known = ", ".join(sorted({AUTO, NONE, *THINKING_BY_NAME}))
+        known = ", ".join(sorted({AUTO, NONE, IDENTITY, *THINKING_BY_NAME}))
         raise ValueError(f"--reasoning-parser: there is no parser named {name!r}. There are {known}")
     return found

@@ -167,7 +167,8 @@ class ParsedCalls:
         """Read calls as `one` does, with what stands before others and what ends them all."""
         while (yield from one(self)):
             self.unread.remember()
-            if not (yield from self.unread.expect(*again)):
+            skip = SPACE.replace("\n", "") if "\n" in again else SPACE
+            if not (yield from self.unread.expect(*again, skip=skip)):
                 if not self.unread.broke_off:
                     self.unread.forget()
                     yield from self.unread.expect(*closes)

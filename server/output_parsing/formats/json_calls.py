@@ -56,7 +56,8 @@ class JsonObject:
             one = lark.sequence("" if opener.endswith("[") else '"["', one, '"]"')
         elif several and self.holds_several(opener):
             another = lark.one_of(self._write_one(lark, tool, "") for tool in tools)
-            one = lark.sequence(one, f"({lark.literal(self.again[0] + ' ')} {another})*")
+            between = self.again[0] + ("" if self.again[0].isspace() else " ")
+            one = lark.sequence(one, f"({lark.literal(between)} {another})*")
         before = "" if opener[-1:] in ("{", "[") else ANY_SPACE
         return lark.sequence(before, one, lark.behind_space(self.closes))
 

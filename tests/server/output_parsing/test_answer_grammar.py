@@ -15,12 +15,12 @@ from grammar_walks import Vocabulary, accepts, walk
 from server.grammars.response_format import AnswerGrammar
 from server.output_parsing.answer_format import AnswerFormat, AnswerWriter, behind_thinking, with_marks
 from server.output_parsing.answer_reader import AnswerReader
+from server.output_parsing.dialect import ThinkingMarkers
 from server.output_parsing.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable
 from server.output_parsing.tool_call_dialects import (
     DIALECTS,
     DIALECTS_BY_NAME,
     THINKING_BY_NAME,
-    ThinkingMarkers,
 )
 from server.text.detokenizer import FIRST_MARK
 

@@ -9,7 +9,7 @@ from spelled import byte_spelling, follows, matcher_of
 
 from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 from server.output_parsing.answer_format import AnswerFormat, behind_thinking
-from server.output_parsing.tool_call_dialects import ThinkingMarkers
+from server.output_parsing.dialect import ThinkingMarkers
 
 OPEN, CLOSE, CALL, END = 256, 257, 258, 259
 SPELLING = byte_spelling(b"<think>", b"</think>", b"<call>", b"<end>", special=4, ends=(END,))

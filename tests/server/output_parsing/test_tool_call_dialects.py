@@ -44,6 +44,11 @@ GLM = "".join(
 )
 
 
+STEP = '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="'
+STEPS = '">' + "".join(
+    f'<steptml:parameter name="{k}">{CALL[k] if k == "city" else json.dumps(CALL[k])}</steptml:parameter>'
+    for k in CALL
+)
 M = "]<]minimax[>["
 GEMMA_QUOTE = '<|"|>'
 
@@ -119,6 +124,18 @@ WRITTEN = {
     "ernie45": f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
     "longcat": f"<longcat_tool_call>{OBJECT}</longcat_tool_call><longcat_tool_call>{STOP}</longcat_tool_call>",
     "apertus": '<|tools_prefix|>[{"get_weather": ' + AS_JSON + '}, {"stop": {}}]<|tools_suffix|>',
+    "hy_v3": (
+        f"<tool_calls>\n<tool_call>get_weather<tool_sep>\n{GLM}</tool_call>\n"
+        "<tool_call>stop<tool_sep>\n</tool_call>\n</tool_calls>"
+    ),
+    "step3": (
+        f"<｜tool_calls_begin｜>\n{STEP}get_weather{STEPS}</steptml:invoke><｜tool_call_end｜>\n"
+        f'{STEP}stop"></steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>'
+    ),
+    "dots": f'<dots_function_call>\n{INVOKE}\n<invoke name="stop">\n</invoke>\n</dots_function_call>',
+    "minimax": f"<tool_calls>\n{OBJECT}\n{STOP}\n</tool_calls>",
+    "gigachat3": f"<|function_call|>{OBJECT}<|function_call|>{STOP}",
+    "xlam": f"[{OBJECT}, {STOP}]",
     "nemotron_nano_v2": f"<TOOLCALL>[{OBJECT}, {STOP}]</TOOLCALL>",
 }
 

@@ -15,7 +15,10 @@ from server.frontend.frontend import Frontend
 from server.grammars.response_format import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 from server.http.warnings import with_warnings
 from server.output_parsing.answer_format import AnswerFormat
-from server.output_parsing.tool_call_dialects import THINKING_BY_NAME, ThinkingMarkers
+from server.output_parsing.dialect import ThinkingMarkers
+from server.output_parsing.tool_call_dialects import (
+    THINKING_BY_NAME,
+)
 
 CALLS = AnswerGrammar("lark", "start: <[9]>")
 OPEN, CLOSE, CALL = "\ud800", "\ud801", "\ud802"
