@@ -162,7 +162,7 @@ class ServedAdapters:
                 self.frontend.reading_context, facts=facts, tokenizer=tokenizer
             ),
             "metrics": self.frontend.metrics.of_adapter(state.adapter.name),
-            "_client": _AdaptedClient(self.frontend.client, state.adapter.digest),
+            "client": _AdaptedClient(self.frontend.client, state.adapter.digest),
             "is_one_of_several": True,  # the request is here because of the name
         }
         vars(own).update(changes)

@@ -14,7 +14,6 @@ from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
 from engine_core.engine_stats import Timing
 from engine_core.protocol import Failed, Tokens
-from server.access.admission import Admission
 from server.access.client_identity import of_later_texts
 from server.errors import from_engine
 from server.frontend.text_output import CheckedPrompt, Choice, Delta
@@ -31,11 +30,10 @@ class BeamRequests:
         client: EngineClient,
         asked: CheckedPrompt,
         rules: BeamRules,
-        admission: Admission,
         seconds_to_wait: Callable[[], int],
     ) -> None:
         """`seconds_to_wait` says when a client may come again whose request fails."""
-        self._client, self._asked, self._rules, self._admission = client, asked, rules, admission
+        self._client, self._asked, self._rules, self._admission = client, asked, rules, asked.admission
         self._seconds_to_wait = seconds_to_wait
         self._prompt = unpack(asked.prompt)
         self._sent, self._first_token = time.monotonic(), 0.0

@@ -13,8 +13,7 @@ import msgspec
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.protocol import Tokens
-from server.access.admission import Admission, Admissions
-from server.access.client_identity import ANYONE
+from server.access.admission import Admission
 from server.metrics.server_metrics import Metrics
 from server.model_facts import SourceFacts
 from server.requests.sampling_params import SamplingParams
@@ -66,17 +65,9 @@ class CheckedPrompt:
     sampling: SamplingParams
     params: list[Sampling]
     interval: int
-    request_id: str
     replica: int | None
     options: AddOptions
-    admission: Admission | None
-
-    def admit(self, admissions: Admissions) -> Admission:
-        """Finds places for its choices."""
-        admission = admissions.admit(ANYONE, len(self.params))
-        if self.request_id:
-            admission.set_id(self.request_id)
-        return admission
+    admission: Admission
 
     def read_by_encoder(self, known: SourceFacts) -> None:
         """Make the prompt a source, and go on from the tokens with which answers begin."""
@@ -195,12 +186,11 @@ class Choice:
         self,
         asked: CheckedPrompt,
         index: int,
-        admission: Admission,
         metrics: Metrics,
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
     ) -> None:
-        params, sampling = asked.params[index], asked.sampling
+        params, sampling, admission = asked.params[index], asked.sampling, asked.admission
         prompt, length = unpack(asked.prompt), asked.length
         may_stop = bool(params.stop_token_ids) or bool(sampling.stop)
         self.finished = self._is_counted = False

@@ -13,6 +13,7 @@ from counted import counted
 from fake_api import make_app, post_scope
 from fake_client import FakeClient
 from fake_frontend import FakeFrontend
+from reading import generate
 from starlette.types import ASGIApp
 
 from server.frontend.frontend import Frontend
@@ -83,7 +84,7 @@ async def test_a_streamed_token_is_one_message(path: str, body: dict[str, Any], 
 async def test_a_token_costs_the_frontend_so_many_calls(
     client: FakeClient, ready: Callable[..., Awaitable[Frontend]]
 ) -> None:
-    stream = (await ready()).generate([1], SamplingParams(max_tokens=60))
+    stream = generate(await ready(), [1], SamplingParams(max_tokens=60))
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     [request] = client.submitted

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 import numpy as np
@@ -236,6 +236,10 @@ class FakeFrontend:
         self.groups += 1
         return self.groups
 
+    @property
+    def engine_requests(self) -> Self:
+        return self
+
     def ask(self, asked: Ask[R]) -> Awaitable[R]:
         return asked.open(self)
 
@@ -243,17 +247,16 @@ class FakeFrontend:
         self,
         prompt: TokenIds,
         sampling: SamplingParams,
+        admission: Admission,
         *,
         params: list[Sampling] | None = None,
         interval: int = 1,
-        request_id: str = "",
         replica: int | None = None,
-        admission: Admission | None = None,
         **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
         prompt = unpack(prompt)
         params = params or sampling.resolve(self.facts, self.tokenizer, len(prompt))
-        rest = {**options, "interval": interval, "request_id": request_id, "replica": replica}
+        rest = {**options, "interval": interval, "request_id": admission.id, "replica": replica}
         self.asked.append((prompt, sampling, rest))
         return self._generate(prompt, sampling, params, interval)
 

@@ -58,11 +58,12 @@ class Noted(FakeFrontend):
         self,
         prompt: Any,
         sampling: SamplingParams,
+        admission: Admission,
         *,
         params: list[Sampling] | None = None,
         **options: Any,
     ) -> AsyncGenerator[Delta, None]:
-        stream = super().generate(prompt, sampling, params=params, **options)
+        stream = super().generate(prompt, sampling, admission, params=params, **options)
         tokens = self.asked[-1][0]
         found = params or sampling.resolve(self.facts, self.tokenizer, len(tokens))
         self.noted.append(_note(tokens, [_params(one) for one in found], options))

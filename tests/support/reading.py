@@ -1,11 +1,35 @@
-"""Tasks that read answers of a frontend, as a test has let them run to their first wait."""
+"""What a frontend makes of anybody's requests, and tasks that read it up to their first wait."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from engine_core.protocol import Pooled
-from server.frontend.frontend import Delta
+from server.access.admission import Admission
+from server.access.client_identity import ANYONE
+from server.frontend.frontend import Frontend
+from server.frontend.text_output import Delta
+from server.requests.sampling_params import SamplingParams
+
+
+def generate(
+    frontend: Frontend,
+    prompt: list[int],
+    sampling: SamplingParams,
+    *,
+    admission: Admission | None = None,
+    request_id: str = "",
+    **options: Any,
+) -> AsyncGenerator[Delta, None]:
+    frontend.require_ready()
+    own = admission or frontend.admissions.admit(ANYONE, sampling.n)
+    if request_id:
+        own.set_id(request_id)
+    try:
+        return frontend.engine_requests.generate(prompt, sampling, own, **options)
+    except BaseException:
+        own.release()
+        raise
 
 
 async def started(stream: AsyncGenerator[Delta, None]) -> asyncio.Task[list[Delta]]:

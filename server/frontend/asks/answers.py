@@ -285,14 +285,13 @@ class Answer(Generic[H_co]):
             items = as_media(prompt.media, self._state.media_items) if prompt.media else ()
             media = (*(each.as_media() for each in prompt.rows), *items)
             options["media"] = tuple(sorted(media, key=lambda one: one.at))
-        return self._frontend.generate(
+        return self._frontend.engine_requests.generate(
             prompt.ids,
             self._sampling,
+            self._admission,
             params=params,
             interval=self._asked.interval,
-            request_id=self._id,
             replica=self._asked.terms.replica,
-            admission=self._admission,
             beams=self._asked.beams,
             **options,
         )

@@ -104,7 +104,7 @@ class _Run:
         """Lets the request in with so many texts, however many are sent for them."""
         self._frontend, self._terms, self._tell = frontend, terms, tell
         self._state = state = terms.state
-        places = frontend.places_for(texts, state.caller)
+        places = frontend.engine_requests.places_for(texts, state.caller)
         self._admission = admission = state.admit(frontend.admissions, places)
         self._group = frontend.new_group()
         self.head = AnswerHead(**head_fields(frontend, terms, terms.take_id(admission)))
@@ -143,7 +143,7 @@ class _Run:
         times.submit()
         work = admission.begin_work(tokens)
         try:
-            self.pooled = answers = await self._frontend.pool(
+            self.pooled = answers = await self._frontend.engine_requests.pool(
                 sent,
                 admission,
                 replica=self._terms.replica,

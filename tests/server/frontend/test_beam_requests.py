@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from fake_client import FakeClient, Submitted
-from reading import started
+from reading import generate, started
 
 from engine_core.engine_stats import Timing
 from engine_core.protocol import Grammar
@@ -38,7 +38,7 @@ async def test_each_round_goes_on_behind_the_answers_that_are_followed(
     client: FakeClient, frontend: Frontend
 ) -> None:
     task = await started(
-        frontend.generate([5, 6], ASKED, interval=ALL_TOKENS, beams=TWO, salt="s", wait=9.0, budget=60.0)
+        generate(frontend, [5, 6], ASKED, interval=ALL_TOKENS, beams=TWO, salt="s", wait=9.0, budget=60.0)
     )
     [first] = client.submitted
     assert (first.tokens, first.params.max_tokens, first.params.logprobs) == ([5, 6], 1, 4)
@@ -68,7 +68,7 @@ async def test_a_search_has_a_place_and_tokens_for_each_answer_that_it_follows(
     key = Key(name="k", sha256="0" * 64, tokens_per_minute=100)
     account = Account(key, frontend.metrics.key_counters("k"), clock=lambda: 0.0)
     admission = frontend.admissions.admit(Caller(owner="k", key=key, account=account), 2)
-    task = await started(frontend.generate([5], ASKED, interval=ALL_TOKENS, beams=TWO, admission=admission))
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO, admission=admission))
     assert frontend.live == 2 and not admission.begun
     tell(client.submitted[0], (11, -1.0), (12, -2.0))
     await settle()
@@ -85,7 +85,7 @@ def left(account: Account) -> bytes:
 
 
 async def test_a_request_that_fails_ends_the_search(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([5], ASKED, interval=ALL_TOKENS, beams=TWO))
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO))
     tell(client.submitted[0], (11, -1.0), (12, -2.0))
     await settle()
     client.submitted[1].fail(500, "broken")
@@ -96,7 +96,7 @@ async def test_a_request_that_fails_ends_the_search(client: FakeClient, frontend
 
 
 async def test_who_leaves_ends_the_requests_of_the_round(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([5], ASKED, interval=ALL_TOKENS, beams=TWO))
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO))
     tell(client.submitted[0], (11, -1.0), (12, -2.0))
     await settle()
     task.cancel()
@@ -105,7 +105,7 @@ async def test_who_leaves_ends_the_requests_of_the_round(client: FakeClient, fro
 
 
 async def test_an_aborted_search_ends_all_its_answers(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([5], ASKED, interval=ALL_TOKENS, beams=TWO))
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO))
     client.submitted[0].say([], finish="abort")
     assert [delta.finish_reason for delta in await task] == ["abort", "abort"]
 
@@ -113,7 +113,7 @@ async def test_an_aborted_search_ends_all_its_answers(client: FakeClient, fronte
 async def test_a_search_that_takes_longer_than_it_may_is_refused_its_next_round(
     client: FakeClient, frontend: Frontend
 ) -> None:
-    task = await started(frontend.generate([5], ASKED, interval=ALL_TOKENS, beams=TWO, budget=1e-9))
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO, budget=1e-9))
     tell(client.submitted[0], (11, -1.0), (12, -2.0))
     with pytest.raises(DeadlineExceeded):
         await task
@@ -123,9 +123,9 @@ async def test_a_search_that_takes_longer_than_it_may_is_refused_its_next_round(
 @pytest.mark.parametrize("penalty", [10.5, -11.0, float("nan")])
 async def test_a_penalty_out_of_range_is_refused(frontend: Frontend, penalty: float) -> None:
     with pytest.raises(BadRequest, match="length_penalty must be from -10 to 10"):
-        frontend.generate([5], ASKED, beams=BeamParams(2, penalty))
+        generate(frontend, [5], ASKED, beams=BeamParams(2, penalty))
 
 
 async def test_a_search_is_held_to_no_grammar(frontend: Frontend) -> None:
     with pytest.raises(BadRequest, match="takes no grammar"):
-        frontend.generate([5], ASKED, beams=TWO, grammar=Grammar("lark", 'start: "a"'))
+        generate(frontend, [5], ASKED, beams=TWO, grammar=Grammar("lark", 'start: "a"'))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_client import FakeClient
-from reading import beginning, started
+from reading import beginning, generate, started
 
 from engine_core.engine_stats import Stats
 from server.access.client_identity import Caller
@@ -44,7 +44,7 @@ async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path
     frontend = make()
     assert frontend.status == loading("start", 0.0)
     with pytest.raises(Unavailable, match=r"still loading \(stage start, 0%\)"):
-        frontend.generate([1], SamplingParams())
+        generate(frontend, [1], SamplingParams())
     with pytest.raises(Unavailable):
         _ = frontend.facts
     start = asyncio.create_task(frontend.start())
@@ -109,7 +109,7 @@ async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
     times_each: bool,
     most_guesses: int | None,
 ) -> None:
-    task = await started((await ready()).generate([1], params, interval=interval))
+    task = await started(generate(await ready(), [1], params, interval=interval))
     [request] = client.submitted
     told = {"streams": streams, "times_each": times_each, "most_guesses": most_guesses}
     assert request.options == told
@@ -118,7 +118,7 @@ async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
 
 
 async def test_choices_share_a_group(client: FakeClient, frontend: Frontend) -> None:
-    tasks = [await started(frontend.generate([1], SamplingParams(n=2))) for _ in range(2)]
+    tasks = [await started(generate(frontend, [1], SamplingParams(n=2))) for _ in range(2)]
     first, second, third, fourth = (one.options.get("group") for one in client.submitted)
     assert first and first == second != third == fourth
     for one in client.submitted:
@@ -128,16 +128,16 @@ async def test_choices_share_a_group(client: FakeClient, frontend: Frontend) -> 
 
 async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient, frontend: Frontend) -> None:
     with pytest.raises(BadRequest):
-        frontend.generate([1], SamplingParams(temperature=3))
+        generate(frontend, [1], SamplingParams(temperature=3))
     with pytest.raises(BadRequest):
-        frontend.generate([1] * 100, SamplingParams())
-    frontend.generate([1], SamplingParams())  # never iterated: never sent
-    assert not client.submitted
+        generate(frontend, [1] * 100, SamplingParams())
     assert frontend.live == 0
+    generate(frontend, [1], SamplingParams())  # never iterated: never sent
+    assert not client.submitted
 
 
 async def test_choices_interleave_as_they_come(client: FakeClient, frontend: Frontend) -> None:
-    stream = frontend.generate([1], SamplingParams(n=3, seed=5))
+    stream = generate(frontend, [1], SamplingParams(n=3, seed=5))
     task = await started(stream)
     assert [one.params.seed for one in client.submitted] == [5, 6, 7]
     token = ids(frontend, "a")
@@ -151,7 +151,7 @@ async def test_choices_interleave_as_they_come(client: FakeClient, frontend: Fro
 
 
 async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, frontend: Frontend) -> None:
-    stream = frontend.generate([1], SamplingParams())
+    stream = generate(frontend, [1], SamplingParams())
     task = await started(stream)
     for _ in range(50):
         client.submitted[0].say(ids(frontend, "a"))
@@ -165,7 +165,7 @@ async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, fro
 async def test_closing_the_stream_ends_the_request_in_the_engine(
     client: FakeClient, frontend: Frontend, n: int
 ) -> None:
-    stream = frontend.generate([1], SamplingParams(n=n))
+    stream = generate(frontend, [1], SamplingParams(n=n))
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -178,7 +178,7 @@ async def test_closing_the_stream_ends_the_request_in_the_engine(
 
 
 async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([1], SamplingParams()))
+    task = await started(generate(frontend, [1], SamplingParams()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -186,7 +186,7 @@ async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, front
 
 
 async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([1], SamplingParams(n=2, stop=["x"])))
+    task = await started(generate(frontend, [1], SamplingParams(n=2, stop=["x"])))
     client.submitted[0].say(ids(frontend, "axb"))
     while not client.aborted:
         await asyncio.sleep(0)
@@ -201,7 +201,7 @@ async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, frontend:
 async def test_failures_of_the_engine(
     client: FakeClient, frontend: Frontend, code: int, kind: type[ApiError]
 ) -> None:
-    task = await started(frontend.generate([1], SamplingParams(n=2)))
+    task = await started(generate(frontend, [1], SamplingParams(n=2)))
     client.submitted[1].fail(code, "it broke")
     with pytest.raises(kind, match="it broke"):
         await task
@@ -211,9 +211,9 @@ async def test_failures_of_the_engine(
 
 async def test_requests_end_by_their_names(client: FakeClient, frontend: Frontend) -> None:
     tasks = [
-        await started(frontend.generate([1], SamplingParams(n=2), request_id="a")),
-        await started(frontend.generate([1], SamplingParams(), request_id="a")),
-        await started(frontend.generate([1], SamplingParams(), request_id="b")),
+        await started(generate(frontend, [1], SamplingParams(n=2), request_id="a")),
+        await started(generate(frontend, [1], SamplingParams(), request_id="a")),
+        await started(generate(frontend, [1], SamplingParams(), request_id="b")),
     ]
     assert await frontend.abort(["a", "unknown"]) == 1
     assert sorted(client.aborted) == [1, 2, 3]
@@ -227,27 +227,27 @@ async def test_requests_end_by_their_names(client: FakeClient, frontend: Fronten
 
 async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClient, ready: GetReady) -> None:
     frontend = await ready("--max-num-queued-reqs", "1")
-    tasks = [await started(frontend.generate([1], SamplingParams())) for _ in range(5)]  # 4 run, 1 waits
+    tasks = [await started(generate(frontend, [1], SamplingParams())) for _ in range(5)]  # 4 run, 1 waits
     with pytest.raises(Overloaded, match="currently busy") as caught:
-        frontend.generate([1], SamplingParams())
+        generate(frontend, [1], SamplingParams())
     assert 1 <= int(caught.value.headers()["Retry-After"]) <= 60
     client.submitted[0].say([], finish="length")
     await tasks[0]
-    frontend.generate([1], SamplingParams())
+    generate(frontend, [1], SamplingParams())
     client.stats = Stats(1, 3, 1.0, 0, 0, 0, 0, 0)  # memory is short: the engine lets fewer run
     with pytest.raises(Overloaded):
-        frontend.generate([1], SamplingParams())
+        generate(frontend, [1], SamplingParams())
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_draining_ends_what_runs_and_takes_nothing_new(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([1], SamplingParams()))
+    task = await started(generate(frontend, [1], SamplingParams()))
     frontend.begin_drain(refuse=True)
     assert frontend.status == Status("draining", "draining", fraction=0.0, refuses=True)
     with pytest.raises(Unavailable, match="shutting down") as caught:
-        frontend.generate([1], SamplingParams())
+        generate(frontend, [1], SamplingParams())
     assert "Retry-After" in caught.value.headers()
     drained = asyncio.create_task(frontend.idle.wait())
     await asyncio.sleep(0)
@@ -258,18 +258,18 @@ async def test_draining_ends_what_runs_and_takes_nothing_new(client: FakeClient,
 
 
 async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "server.frontend.frontend")
-    (await ready()).generate([1, 2], SamplingParams(), request_id="quiet")
-    (await ready("--enable-log-requests")).generate([1, 2], SamplingParams(seed=5), request_id="loud")
+    caplog.set_level("INFO", "server.frontend.engine_requests")
+    generate(await ready(), [1, 2], SamplingParams(), request_id="quiet")
+    generate(await ready("--enable-log-requests"), [1, 2], SamplingParams(seed=5), request_id="loud")
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["request loud"]
     assert "seed=5" in caplog.text
 
 
 async def test_every_request_is_counted_by_its_end(client: FakeClient, frontend: Frontend) -> None:
-    task = await started(frontend.generate([1, 2], SamplingParams()))
+    task = await started(generate(frontend, [1, 2], SamplingParams()))
     client.submitted[0].say([9, 9, 9], finish="length")
     await task
-    task = await started(frontend.generate([1, 2], SamplingParams()))
+    task = await started(generate(frontend, [1, 2], SamplingParams()))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     page = frontend.metrics.page().decode()
@@ -285,7 +285,7 @@ async def test_requests_end_for_their_owner_alone(client: FakeClient, frontend: 
     ids = [admission.take_id("cmpl-same") for admission in admissions]
     assert ids[0] == "cmpl-same" and ids[1].startswith("cmpl-same-")
     tasks = [
-        await started(frontend.generate([1], SamplingParams(), admission=admission))
+        await started(generate(frontend, [1], SamplingParams(), admission=admission))
         for admission in admissions
     ]
     assert await frontend.abort(ids, mine) == 1
@@ -307,9 +307,11 @@ async def test_a_request_whose_places_others_get_ends_with_an_error(
     frontend = await ready("--max-num-queued-reqs", "0")
     busy, other = Caller("busy"), Caller("other")
     first = frontend.admissions.admit(busy, 2)
-    generation = await started(frontend.generate([1], SamplingParams(n=2), admission=first))
+    generation = await started(generate(frontend, [1], SamplingParams(n=2), admission=first))
     second = frontend.admissions.admit(busy, 2)
-    pooling = await beginning(frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, second))
+    pooling = await beginning(
+        frontend.engine_requests.pool([PooledText([1], Pooling(task="embed"))] * 2, second)
+    )
     late = frontend.admissions.admit(other, 1)
     with pytest.raises(TooManyRequests, match="newest of your requests") as caught:
         await pooling
@@ -330,9 +332,9 @@ async def test_a_request_that_lost_its_places_before_it_was_sent_is_not_sent(
     mine = frontend.admissions.admit(Caller("busy"), 4)
     frontend.admissions.admit(Caller("other"), 1)
     with pytest.raises(TooManyRequests):
-        frontend.generate([1], SamplingParams(n=4), admission=mine)
+        generate(frontend, [1], SamplingParams(n=4), admission=mine)
     with pytest.raises(TooManyRequests):
-        await frontend.pool([PooledText([1], Pooling(task="embed"))] * 2, mine)
+        await frontend.engine_requests.pool([PooledText([1], Pooling(task="embed"))] * 2, mine)
     assert not client.submitted
 
 

@@ -56,7 +56,7 @@ async def test_the_wait_of_later_texts_counts_as_queued(
     client: FakeClient, ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("server.frontend.frontend.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.frontend.engine_requests.time.monotonic", lambda: now)
     task = await beginning(pool(await ready(), items(100)))
     timing = Timing(queued=0.5, prefill=1.0, decode=0.0, preemptions=0)
     for i in range(100):

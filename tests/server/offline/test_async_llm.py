@@ -25,6 +25,7 @@ from facet import (
     SamplingParams,
     Unavailable,
 )
+from server.frontend.engine_requests import EngineRequests
 from server.frontend.text_output import Delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -79,10 +80,7 @@ async def text(engine: AsyncLLM, prompt: str, **params: object) -> str:
 
 
 async def test_a_notice_that_a_request_waits_is_no_output(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
-    await engine.start()
-    assert engine._connection is not None
-    frontend = engine._connection.frontend
-    generate = frontend.generate
+    generate = EngineRequests.generate
 
     async def announced(*arguments: Any, **options: Any) -> AsyncIterator[Delta]:
         yield Delta(0, expected=2.5)
@@ -90,7 +88,7 @@ async def test_a_notice_that_a_request_waits_is_no_output(engine: AsyncLLM, monk
             async for delta in deltas:
                 yield delta
 
-    monkeypatch.setattr(frontend, "generate", announced)
+    monkeypatch.setattr(EngineRequests, "generate", announced)
     outputs = [output async for output in engine.generate(CAPITAL, SamplingParams(max_tokens=4))]
     assert all(output.outputs[0].token_ids for output in outputs)
     metrics = outputs[-1].metrics
