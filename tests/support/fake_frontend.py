@@ -11,7 +11,6 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
@@ -28,7 +27,7 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Pooled, Tokens
 from server import errors
 from server.access.admission import Admission, Admissions
-from server.access.client_identity import ANYONE, Caller
+from server.access.client_identity import Caller
 from server.access.keyring import Access
 from server.errors import ApiError, NotFound, Status
 from server.frontend.asks import Ask
@@ -194,7 +193,7 @@ class FakeFrontend:
     def live(self) -> int:
         return self.admissions.live
 
-    def places_for(self, texts: int, caller: Caller = ANYONE) -> int:
+    def places_for(self, texts: int, caller: Caller) -> int:
         return min(texts, self.admissions.most_for(caller))
 
     @property
@@ -296,7 +295,7 @@ class FakeFrontend:
         admission: Admission,
         *,
         replica: int | None = None,
-        media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
+        media_items: Mapping[bytes, MediaItem] = {},
         tell: Callable[[], None] = lambda: None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
