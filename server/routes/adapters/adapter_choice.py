@@ -28,6 +28,7 @@ from server.routes.model_choice import (
     task_asked,
     with_body,
 )
+from server.schemas.unknown_fields import in_clients_words
 
 
 class AdapterChoice:
@@ -45,11 +46,14 @@ class AdapterChoice:
     async def _read(
         self, adapters: ServedAdapters, path: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        raw = b""
         try:
             self._frontend.require_ready()
             raw = bytes(await read_body(receive, most=most_bytes(self._frontend.media)))
             await self._choose(adapters, scope, receive, raw)
         except ApiError as error:
+            asked = read_asked(raw)
+            in_clients_words(error, {"model": "lora_path"} if asked and asked.lora_path else {})
             return await error_response(error, path)(scope, receive, send)
         except ClientDisconnect:
             return await Response(status_code=CLIENT_GONE)(scope, receive, send)

@@ -60,6 +60,7 @@ def each_option(runner: Runner) -> dict[str, Asked]:
         "drawn": drawn,
         "top_p": {**drawn, "top_p": 0.9},
         "top_k, min_p": {**drawn, "top_k": 20, "min_p": 0.02},
+        "typical_p, top_n_sigma": {**drawn, "typical_p": 0.8, "top_n_sigma": 2.0},
         "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.7, **drawn},
         "allowed tokens": {"allowed_token_ids": tuple(range(3, 300, 11))},
         "some of each": {**drawn, "top_p": 0.95, "repetition_penalty": 1.2, "logit_bias": {9: 2.0}},

@@ -170,6 +170,8 @@ SAMPLINGS = {
     "logprobs of the greedy": Sampling(max_tokens=9, temperature=0, logprobs=0),
     "all logprobs": Sampling(max_tokens=9, logprobs=-1),
     "prompt logprobs": Sampling(max_tokens=9, prompt_logprobs=2),
+    "typical_p": Sampling(max_tokens=9, typical_p=0.5),
+    "top_n_sigma": Sampling(max_tokens=9, top_n_sigma=1.0),
     "presence": Sampling(max_tokens=9, presence_penalty=0.5),
     "frequency": Sampling(max_tokens=9, frequency_penalty=0.3),
     "repetition": Sampling(max_tokens=9, repetition_penalty=1.2),
