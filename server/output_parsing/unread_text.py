@@ -152,6 +152,8 @@ class UnreadText:
         """Take the first of these literals that is next, behind characters of `skip`; None if none is."""
         while True:
             start = len(self.text) - len(self.text.lstrip(skip))
+            if start > MOST_SPACE:
+                return None
             undecided = False
             for literal in literals:
                 if self.text.startswith(literal, start):
@@ -159,7 +161,7 @@ class UnreadText:
                     return literal
                 if undecided := literal.startswith(self.text[start:]):
                     break  # an earlier literal wins if it comes
-            if not undecided or start > MOST_SPACE:
+            if not undecided:
                 return None
             if self.ended:
                 self.broke_off = True
@@ -173,7 +175,7 @@ class UnreadText:
             if rest.startswith(literals):
                 return True
             may_come = any(literal.startswith(rest) for literal in literals)
-            if self.ended or not may_come or len(self.text) > MOST_SPACE + len(rest):
+            if self.ended or not may_come:
                 return may_come
             yield
 

@@ -167,7 +167,8 @@ class Tagged:
     def _read_argument(self, calls: ParsedCalls, opener: str) -> Parse[bool]:
         """Read one argument; False if the answer ends in it."""
         unread, key_ends = calls.unread, [self.key_ends] if self.says_type is None else list(self.says_type)
-        found = yield from unread.read_until(Literals([*key_ends, *("\n" * self.trims)]), MAX_NAME)
+        line_ends = ["\n"] if self.trims else []
+        found = yield from unread.read_until(Literals([*key_ends, *line_ends]), MAX_NAME)
         if found is None or (self.value_opens and not (yield from unread.expect(self.value_opens))):
             return False
         if found[1] not in key_ends:

@@ -8,8 +8,10 @@ import pytest
 from answers import TOOLS, Answer, read
 from hypothesis import given
 from hypothesis import strategies as st
+from spelled import demo_tokenizer
 from untimed import untimed
 
+from server.output_parsing.answer_format import format_with
 from server.output_parsing.answer_reader import AnswerReader, CustomToolInput
 from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING, THINKING_BY_NAME
 
@@ -158,6 +160,52 @@ def test_elements_may_not_be_nested_for_ever() -> None:
     written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
     found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written)
     assert (found.text, found.calls) == ("", [])
+
+
+KIMI = "<|tool_calls_section_begin|>{}<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+PARIS = '{"city": "Paris"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "qwen3_coder",
+            "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</function>\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>",
+        ),
+        ("seed_oss", "<seed:tool_call><function=get_weather\n<parameter=city\nParis</parameter></function>"),
+        ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</tool_call>"),
+        ("hermes", '<tool_call><tool_call>{"name": "get_weather", "arguments": ' + PARIS + "}</tool_call>"),
+        ("kimi_k2", KIMI.format("so:") + PARIS + "<|tool_call_end|><|tool_calls_section_end|>"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_whose_markup_is_wrong_is_read_as_it_is_meant(name: str, text: str, seed: int) -> None:
+    reader = AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS)
+    found = read(reader, "I look.\n" + text, random.Random(seed))
+    assert (found.text, [(call, json.loads(given)) for call, given in found.calls]) == (
+        "I look.",
+        [("get_weather", {"city": "Paris"})],
+    )
+    assert len(reader.repairs) == 1
+
+
+def test_where_reasoning_is_always_closed_no_call_ends_it() -> None:
+    mistral = THINKING_BY_NAME["mistral"]
+    format = format_with(DIALECTS_BY_NAME["mistral"], mistral, {}, "[TOOL_CALLS]")
+    told = format.thinking_within(demo_tokenizer(), 10, is_open=False, calls=True)
+    assert told.marker and not told.ends
+    reader = AnswerReader(format.dialect, mistral, tools=TOOLS)
+    found = read(reader, "[THINK][TOOL_CALLS]stop{} perhaps[/THINK][TOOL_CALLS]stop{}")
+    assert (found.reasoning, found.calls) == ("[TOOL_CALLS]stop{} perhaps", [("stop", "{}")])
 
 
 # The free text of a custom tool.
