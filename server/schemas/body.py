@@ -126,8 +126,8 @@ class ForeignField(NamedTuple):
     read: Callable[[Any, FieldNotes], dict[str, Any] | None]
     """Returns what it says in our fields; None if it has no effect. Raises BadRequest."""
     meaning: str
-    yields: bool = False
-    """Whether our fields go before it."""
+    inside: Mapping[str, str] | None = None
+    """If it is an object of fields, the names of some of ours in it. Ours at its side go before them."""
 
 
 def no_effect(neutral: object) -> ForeignField:
@@ -176,21 +176,19 @@ class Body(BaseModel):
         if unknown := [name for name in others if name not in taken]:
             find_unknown(unknown, [*cls.__pydantic_fields__, *taken], cls.of_dialects, notes)
         body, notes = {**body}, notes or FieldNotes(strict=True)
-        given = [name for name in taken if body.get(name) is not None]
-        for name in given:
-            value = body[name]
-            if (ours := cls.other_names.get(name)) is None:
-                field = cls.foreign[name]
-                if (found := field.read(value, notes)) is None:
-                    notes.tell_no_effect(name)
-                    continue
-                if field.yields:
-                    found = {ours: each for ours, each in found.items() if body.get(ours) is None}
-            elif body.get(ours) in (None, value):
-                found = {ours: value}
+        for name in [name for name in taken if body.get(name) is not None]:
+            value, renamed, field = body[name], cls.other_names.get(name, ""), cls.foreign.get(name)
+            if renamed and body.get(renamed) not in (None, value):
+                raise BadRequest(f"`{name}` and `{renamed}` say different things. Give one of them.", name)
+            found = {renamed: value} if field is None else field.read(value, notes)
+            if found is None:
+                notes.tell_no_effect(name)
+                continue
+            if field is None or field.inside is None:
+                notes.names |= dict.fromkeys(found, name)
             else:
-                raise BadRequest(f"`{name}` and `{ours}` say different things. Give one of them.", name)
-            notes.names |= {ours: name for ours in found if ours not in notes.names}
+                found = {ours: each for ours, each in found.items() if body.get(ours) is None}
+                notes.names |= {ours: f"{name}.{field.inside.get(ours, ours)}" for ours in found}
             body |= found
             for ours, value in found.items():
                 if type(value) in _LONG_KINDS:

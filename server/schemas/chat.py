@@ -34,9 +34,10 @@ class Reasoning(Body):
 class Thinking(Body):
     """Anthropic's object, which other APIs have taken over."""
 
+    other_names = {"budget": "budget_tokens"}
+
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Budget | None = None
-    budget: Budget | None = None
 
 
 _SWITCH = {"enabled": True, "disabled": False}
@@ -53,7 +54,6 @@ class ReasoningOptions(BudgetOptions):
         "OpenRouter's object: `effort` is reasoning_effort, `max_tokens` thinking_token_budget, "
         "`exclude: true` is include_reasoning: false, and `enabled` is enable_thinking."
     )
-
     thinking: Thinking | None = optional(
         "Anthropic's object: `type` is enable_thinking, and `budget_tokens` thinking_token_budget."
     )
@@ -70,8 +70,7 @@ class ReasoningOptions(BudgetOptions):
         self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
         if self.thinking is not None:
             self._take("enable_thinking", "thinking.type", _SWITCH.get(self.thinking.type))
-            budgets = self.thinking.budget_tokens, self.thinking.budget
-            self._take("thinking_token_budget", "thinking.budget_tokens", budgets[budgets[0] is None])
+            self._take("thinking_token_budget", "thinking.budget_tokens", self.thinking.budget_tokens)
         if told.exclude:
             self.include_reasoning = False
         self.reasoning = self.thinking = None

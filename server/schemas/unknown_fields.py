@@ -17,14 +17,6 @@ from server.errors import ApiError, BadRequest
 Dialects = Mapping[str, tuple[str, str]]
 """Field of another API -> the path and the dialect in which it is taken."""
 
-SYNONYMS: Mapping[str, str] = {
-    "max_length": "max_tokens",
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "inputs": "prompt",
-}
-"""Other names for our fields, too different to be found by comparing letters."""
-
 FOREIGN = frozenset({"mode", "models"})
 """Fields of other servers that are one letter away from one of ours, and no slips."""
 
@@ -57,9 +49,7 @@ class FieldNotes(msgspec.Struct):
     def tell_no_effect(self, name: str) -> None:
         """Notes a known field that has no effect as it was sent. Raises BadRequest if such are refused."""
         if self.strict:
-            raise BadRequest(
-                f"`{name}` has no effect here as it was sent. Leave it out of the request.", name
-            )
+            raise BadRequest(f"`{name}` has no effect here as it was sent. Leave it out.", name)
         self.foreign.append(name)
 
 
@@ -112,19 +102,16 @@ def _refused(names: list[str], known: Collection[str], of_dialects: Dialects) ->
 def _hint(name: str, known: Collection[str], dialect: tuple[str, str] | None) -> str:
     if dialect is not None:
         return f"`{name}`, which {dialect[0]} takes with the header `X-Facet-Dialect: {dialect[1]}`."
-    synonym = SYNONYMS.get(name)
-    near = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1)
-    found = _meant(name, known) or (near[0] if near else None)
-    advice = f"did you mean `{found}`?" if found else "the fields of this endpoint are listed at /docs."
+    near = _meant(name, known) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    advice = f"did you mean `{near}`?" if near else "the fields of this endpoint are listed at /docs."
     return f"`{printable(name)}`, {advice}"
 
 
 def _meant(name: str, known: Collection[str]) -> str | None:
     """The known field of which this name is a slip."""
-    if name in FOREIGN or len(name) > _SHOWN:
-        return None
     given = _letters(name)
-    return next((each for each in known if _is_slip(given, _letters(each))), None)
+    is_foreign = name in FOREIGN or len(name) > _SHOWN
+    return None if is_foreign else next((each for each in known if _is_slip(given, _letters(each))), None)
 
 
 def _letters(name: str) -> str:

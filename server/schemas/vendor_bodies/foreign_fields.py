@@ -24,15 +24,11 @@ GENERATION_NAMES: Mapping[str, str] = {
 }
 """Names of llama.cpp, SGLang and transformers for fields of ours."""
 
+_TOGETHER, _HIDDEN = {"separate_reasoning": False}, {"include_reasoning": False}
 _REASONING_FORMATS: Mapping[str, dict[str, Any]] = {
-    "auto": {},
-    "deepseek": {},
-    "deepseek-legacy": {},
-    "parsed": {},
-    "none": {"separate_reasoning": False},
-    "raw": {"separate_reasoning": False},
-    "hidden": {"include_reasoning": False},
-}
+    "auto": {}, "deepseek": {}, "deepseek-legacy": {}, "parsed": {},
+    "none": _TOGETHER, "raw": _TOGETHER, "hidden": _HIDDEN,
+}  # fmt: skip
 
 
 def foreign_length(unbounded: int | None) -> ForeignField:
@@ -53,10 +49,8 @@ def _cache_prompt(value: Any, notes: FieldNotes) -> dict[str, Any]:
 def _reasoning_format(value: Any, notes: FieldNotes) -> dict[str, Any]:
     found = _REASONING_FORMATS.get(value) if isinstance(value, str) else None
     if found is None:
-        raise BadRequest(
-            f"`reasoning_format` is one of {', '.join(_REASONING_FORMATS)}, got {value!r:.60}.",
-            "reasoning_format",
-        )
+        kinds = ", ".join(_REASONING_FORMATS)
+        raise BadRequest(f"`reasoning_format` is one of {kinds}, got {value!r:.60}.", "reasoning_format")
     return found
 
 
@@ -74,9 +68,7 @@ def _options(value: Any, notes: FieldNotes) -> dict[str, Any]:
         raise invalid_body(faults) from None
     if options.num_ctx is not None:
         notes.tell_no_effect("options.num_ctx")
-    found, names = options.as_ours(), OllamaOptions.client_names
-    notes.names |= {ours: f"options.{names.get(ours, ours)}" for ours in found}
-    return found
+    return options.as_ours()
 
 
 ADAPTER_FIELDS: Mapping[str, ForeignField] = {
@@ -90,7 +82,9 @@ GENERATION_FIELDS: Mapping[str, ForeignField] = {
     ),
     "cache_prompt": ForeignField(_cache_prompt, "false: the prompt shares no cached prefix."),
     "options": ForeignField(
-        _options, "Ollama's object, such as `num_predict` and `temperature`. Our fields go before its.", True
+        _options,
+        "Ollama's object, such as `num_predict` and `temperature`. Our fields go before its.",
+        OllamaOptions.client_names,
     ),
     **ADAPTER_FIELDS,
     "return_token_offsets": no_effect(neutral=False),

@@ -158,6 +158,11 @@ def test_ollamas_window_of_penalties_may_be_empty() -> None:
     assert params.repetition_penalty == 1.0
 
 
+def test_an_error_names_what_was_sent_at_the_side_of_ollamas_object() -> None:
+    body = {**TALK, "temperature": 1, "options": {"temperature": 2, "repeat_penalty": 1.5}}
+    assert read(ChatRequest, body)[1].names == {"repetition_penalty": "options.repeat_penalty"}
+
+
 def test_endpoints_that_pool_take_some_too() -> None:
     terms = read(EmbeddingRequest, {"input": "a", "rid": "mine", "lora_path": "tuned"})[0].terms
     assert (terms.request_id, terms.model) == ("mine", "tuned")
