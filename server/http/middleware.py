@@ -122,7 +122,7 @@ DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
 ADMIN_PATHS = frozenset(
     {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
-    | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
+    | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache", "/slots"}
     | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     | {"/collective_rpc", "/start_profile", "/stop_profile"}

@@ -58,7 +58,7 @@ ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
 
-Dialect = Literal["cohere", "tei", "voyage", "infinity"]
+Dialect = Literal["cohere", "tei", "voyage", "infinity", "llama.cpp"]
 """The APIs of which some have the same paths with other bodies or answers."""
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
@@ -226,7 +226,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     moderation_categories: Annotated[str | None, OptionDoc(ANSWERS)] = None
     """JSON file of the categories that labels mean in /v1/moderations (docs/moderations.md)."""
     dialect: Annotated[Dialect, OptionDoc(ANSWERS, DIALECTS)] = "cohere"
-    """The API whose form /rerank, /v1/rerank, /classify and /v1/embeddings have, where several have such a
+    """The API whose form /rerank, /classify, /v1/embeddings and /tokenize have, where several have such a
     path, unless the header X-Facet-Dialect names one. cohere is Jina's and vLLM's form, too."""
     strict_fields: Annotated[bool, OptionDoc(ANSWERS)] = False
     """Refuse all unknown fields of requests. Usually those that look like a slip of the pen are refused, and

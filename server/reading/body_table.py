@@ -10,7 +10,7 @@ import msgspec
 
 from server.errors import BadRequest, too_many
 from server.model_facts import Facts
-from server.reading import other_apis, prompts
+from server.reading import other_apis, prompts, tokenizing
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.labels.entities import Span, read_entity_texts
@@ -40,15 +40,19 @@ from server.schemas.pooling_bodies import (
 from server.schemas.sampling_fields import RequestTerms
 from server.schemas.score_and_rerank import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.schemas.tei import (
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
     PredictRequest,
     SimilarityRequest,
+    TeiTokenize,
     TextsRequest,
 )
 from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schemas.vendor_bodies.infinity import InfinityClassify, InfinityRerank
+from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest, LlamaTokenize
+from server.schemas.vendor_bodies.sglang import GenerateRequest
 from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
 from worker.protocol import Pooling, Task
 
@@ -248,8 +252,17 @@ OLLAMA_CHAT = _conversation("ollama_chat", OllamaChatRequest, other_apis.read_ol
 OLLAMA_GENERATE = _conversation(
     "ollama_generate", OllamaGenerateRequest, other_apis.read_ollama, Conversation
 )
-TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, prompts.work_of_template)
-DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
+LLAMA_COMPLETION = Reading("llama_completion", LlamaCompletion, prompts.read_completion, list[Prompt])
+SGLANG_GENERATE = Reading("sglang_generate", GenerateRequest, prompts.read_completion, list[Prompt])
+TOKENIZE = _conversation(
+    "tokenize", TokenizeRequest, tokenizing.read_tokenize, bytes, prompts.work_of_template
+)
+DETOKENIZE = Reading("detokenize", DetokenizeRequest, tokenizing.read_detokenize, bytes)
+LLAMA_TOKENIZE = Reading("llama_tokenize", LlamaTokenize, tokenizing.read_llama_tokenize, bytes)
+LLAMA_DETOKENIZE = Reading("llama_detokenize", DetokenizeRequest, tokenizing.read_llama_detokenize, bytes)
+TEI_TOKENIZE = Reading("tei_tokenize", TeiTokenize, tokenizing.read_tei_tokenize, bytes)
+DECODE = Reading("decode", DecodeRequest, tokenizing.read_decode, bytes)
+TEMPLATE = _conversation("template", ChatRequest, tokenizing.read_template, bytes, prompts.work_of_template)
 
 
 def _pooling(name: str, body: Any, *, takes_media: bool = False) -> Reading[ReadTexts]:
@@ -269,6 +282,7 @@ INFINITY_CLASSIFY = _pooling("infinity_classify", InfinityClassify, takes_media=
 MODERATIONS = _pooling("moderations", ModerationRequest)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
+LLAMA_EMBED = _pooling("llama_embed", LlamaEmbedRequest)
 EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
 EMBED_SPARSE = _pooling("embed_sparse", EmbedSparseRequest)
 OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
@@ -285,6 +299,8 @@ OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
 
 READINGS: tuple[Reading[Any], ...] = (
     *(COMPLETION, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
+    *(LLAMA_COMPLETION, SGLANG_GENERATE, LLAMA_TOKENIZE, LLAMA_DETOKENIZE, TEI_TOKENIZE, DECODE, TEMPLATE),
+    *(LLAMA_EMBED,),
     *(EMBEDDINGS, VOYAGE_EMBEDDINGS, PICTURES, POOLING, CLASSIFY, INFINITY_CLASSIFY, MODERATIONS, COHERE),
     *(EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, NER, SCORE),
     *(RERANK, TEI_RERANK, VOYAGE_RERANK, INFINITY_RERANK),

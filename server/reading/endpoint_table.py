@@ -107,13 +107,22 @@ def _row(*paths: str, **facts: Any) -> ModelEndpoint:
 
 TABLE = (
     _row("/v1/completions", use=GENERATES, reading=bodies.COMPLETION, streams=True),
-    _row("/v1/chat/completions", use=GENERATES, reading=bodies.CHAT, streams=True),
+    _row(*("/completion", "/completions"), use=GENERATES, reading=bodies.LLAMA_COMPLETION, streams=True),
+    _row("/generate", use=GENERATES, reading=bodies.SGLANG_GENERATE, streams=True),
+    _row(*("/v1/chat/completions", "/chat/completions"), use=GENERATES, reading=bodies.CHAT, streams=True),
     _row("/v1/responses", use=GENERATES, reading=bodies.RESPONSES, streams=True, continues=True),
     _row("/v1/responses/input_tokens", reading=bodies.INPUT_TOKENS, continues=True),
     _row("/v1/messages", use=GENERATES, reading=bodies.MESSAGES, streams=True),
     _row("/v1/messages/count_tokens", reading=bodies.COUNT_TOKENS),
-    _row("/tokenize", reading=bodies.TOKENIZE),
-    _row("/detokenize", reading=bodies.DETOKENIZE),
+    _row(
+        "/tokenize",
+        reading=bodies.TOKENIZE,
+        dialects={"tei": bodies.TEI_TOKENIZE, "llama.cpp": bodies.LLAMA_TOKENIZE},
+    ),
+    _row("/detokenize", reading=bodies.DETOKENIZE, dialects={"llama.cpp": bodies.LLAMA_DETOKENIZE}),
+    _row("/decode", reading=bodies.DECODE),
+    _row("/apply-template", reading=bodies.TEMPLATE),
+    _row("/embedding", use=EMBEDS, reading=bodies.LLAMA_EMBED),
     _row(
         *("/v1/embeddings", "/embeddings"),
         use=MAKES_VECTORS,
@@ -138,7 +147,7 @@ TABLE = (
     _row("/ner", use=FINDS_ENTITIES, reading=bodies.NER),
     _row("/score", "/v1/score", use=COMPARES, reading=bodies.SCORE),
     _row(
-        *("/rerank", "/v1/rerank"),
+        *("/rerank", "/v1/rerank", "/reranking", "/v1/reranking"),
         use=COMPARES,
         reading=bodies.RERANK,
         dialects={

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import BadRequest, no_chats, refuse_for_sources, too_many
+from server.errors import BadRequest, no_chats, refuse_for_sources
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import (
     LaidMedia,
@@ -38,7 +38,6 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
 from server.schemas.sampling_fields import GenerationBody, RequestBody
-from server.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
@@ -208,10 +207,10 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
         choice.check([tool.function.name for tool in tools or ()])
         if tools and choice.mode == "required" and context.knows_no_calls:
             messages = tell_tools(messages, tools)
-    return _write_answered(body, messages, context, body.style)
+    return write_answered(body, messages, context, body.style)
 
 
-def _write_answered(
+def write_answered(
     options: TemplateOptions,
     messages: list[Message],
     context: ReadingContext,
@@ -229,32 +228,6 @@ def _write_answered(
 def work_of_template(body: TemplateOptions, context: ReadingContext) -> int:
     """A template that the request brings is a stranger's program, which may run for ever."""
     return A_LOT if body.chat_template is not None and context.options.trust_request_chat_template else 0
-
-
-def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
-    """The answer to the request, as JSON."""
-    if body.messages is None:
-        written, special = Written(body.prompt or ""), True
-    else:
-        written, special = _write_answered(body, body.messages, context), False
-    if body.add_special_tokens is not None:
-        special = body.add_special_tokens
-    ids, placed = encode_conversation(written, context, add_special_tokens=special)
-    if written.row_files:
-        ids, _, _ = with_rows(ids, placed, written.row_files, context.facts)
-    name = context.tokenizer.token_name
-    strings = [name(id) for id in ids] if body.return_token_strs else None
-    return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
-
-
-def read_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:
-    """The answer to the request, as JSON."""
-    most = context.facts.limits.detokenized * context.facts.max_model_len
-    if len(body.tokens) > most:
-        raise too_many("tokens", most, "ids", len(body.tokens))
-    context.facts.check_token_ids(body.tokens, "tokens")
-    text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return msgspec.json.encode(Detokenized(text))
 
 
 def _prepare(

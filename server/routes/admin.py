@@ -53,17 +53,19 @@ async def live() -> JSONResponse:
 @router.get("/health")
 @router.get("/ping")
 @router.post("/ping")
+@router.get("/health_generate")
 async def health(request: Request) -> JSONResponse:
     """Answer 200 when requests are taken; otherwise 503 with the progress of loading or the reason.
 
-    A server that was put to sleep is healthy, but not ready. With ?deep=1, which needs a key if there are
-    any, the model computes a token first, within 10 seconds.
+    A server that was put to sleep is healthy, but not ready. With ?deep=1 or at /health_generate, which need
+    a key if there are any, the model computes a token first, within 10 seconds.
     """
     status = server_of(request).status
     body: dict[str, object] = {"state": status.state, "reason": status.reason}
     match status.state:
         case "ready":
-            if request.query_params.get(DEEP, "0") in ("0", "false"):
+            is_deep = path_of(request.scope) == "/health_generate"
+            if not is_deep and request.query_params.get(DEEP, "0") in ("0", "false"):
                 return JSONResponse({"state": "ready"})
             began = time.monotonic()
             try:
@@ -158,6 +160,7 @@ async def is_sleeping(request: Request) -> JSONResponse:
 
 
 @router.post("/reset_prefix_cache")
+@router.post("/flush_cache")
 async def reset_prefix_cache(request: Request) -> JSONResponse:
     """Have all replicas forget what they keep of prompts that begin alike."""
     for frontend in frontends_of(request):

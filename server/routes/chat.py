@@ -27,6 +27,7 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
 @router.post("/v1/chat/completions")
+@router.post("/chat/completions")
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_chat, body))

@@ -48,9 +48,11 @@ NAMED_BY = b"x-model"
 COMMENT_SECONDS = 1.0
 """Seconds between two comments on a load in a stream."""
 
-MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", "/info", "/tokenizer_info", "/api/show"})
+_BY_GET = frozenset(
+    {"/info", "/tokenizer_info", "/props", "/slots", "/get_model_info", "/model_info", "/health_generate"}
+)
+MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", "/api/show"}) | _BY_GET
 """Paths whose requests are for one model."""
-_BY_GET = frozenset({"/info", "/tokenizer_info"})
 _MODERATIONS = "/v1/moderations"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
 _LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping"})

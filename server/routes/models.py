@@ -23,7 +23,11 @@ from server.http.endpoint import Endpoint, require_json, require_ready
 from server.http.sse import json_response
 from server.routes.answering import read_texts
 from server.routes.request_context import config_of, frontend_of, server_of
+from server.schemas.body import Body
+from server.schemas.chat import ChatRequest
+from server.schemas.tei import DecodeRequest, TeiTokenize
 from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from server.schemas.vendor_bodies.llama_cpp import LlamaTokenize
 from server.text.tokenizer_files import tokenizer_info
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
@@ -225,16 +229,32 @@ def _permission(name: str, created: int) -> dict[str, object]:
 
 
 @tokenizer.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Tokenize a text, or a conversation as the chat endpoint would write it."""
-    frontend_of(request).check_model(body.model)
-    return Response(await read_texts(request, body), media_type="application/json")
+async def tokenize(body: TokenizeRequest | TeiTokenize | LlamaTokenize, request: Request) -> Response:
+    """Tokenize a text, or a conversation as the chat endpoint would write it; or in the form that
+    X-Facet-Dialect names, tei or llama.cpp."""
+    return await _read(request, body, None if isinstance(body, TeiTokenize) else body.model)
 
 
 @tokenizer.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
-    frontend_of(request).check_model(body.model)
+    return await _read(request, body, body.model)
+
+
+@tokenizer.post("/decode")
+async def decode(body: DecodeRequest, request: Request) -> Response:
+    """Return the text of each list of tokens, as text-embeddings-inference does."""
+    return await _read(request, body, None)
+
+
+@tokenizer.post("/apply-template")
+async def apply_template(body: ChatRequest, request: Request) -> Response:
+    """Return the text that the chat template makes of a conversation, as llama.cpp does."""
+    return await _read(request, body, body.model)
+
+
+async def _read(request: Request, body: Body, model: str | None) -> Response:
+    frontend_of(request).check_model(model)
     return Response(await read_texts(request, body), media_type="application/json")
 
 

@@ -319,6 +319,8 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 
 @scores.post("/rerank")
 @scores.post("/v1/rerank")
+@scores.post("/reranking")
+@scores.post("/v1/reranking")
 @scores.post("/v2/rerank")
 async def rerank(
     body: RerankRequest | TextsRequest | InfinityRerank | VoyageRerank, request: Request

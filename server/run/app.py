@@ -59,7 +59,7 @@ from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
 from server.routes.ollama import pooling as ollama_pooling
-from server.routes.peers import sagemaker
+from server.routes.peers import llama_cpp, sagemaker, sglang
 
 LINES_OF_MANY_MODELS = 64
 """Lines of batches that may be under way at a time where several models are served."""
@@ -133,7 +133,13 @@ _ROUTES = (
 )
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
-    *(pooling.scores, tei.router, models.tokenizer, sagemaker.router, page.events),
+    *(
+        pooling.scores,
+        tei.router,
+        models.tokenizer,
+        *(each.router for each in (sagemaker, llama_cpp, sglang)),
+        page.events,
+    ),
 ]
 OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ollama_models)]
 

@@ -26,7 +26,7 @@ from server.schemas.vendor_bodies.foreign_fields import GENERATION_FIELDS, GENER
 
 Prompt = str | list[int]
 
-_FILLS_CONTEXT = 1 << 62
+FILLS_CONTEXT = 1 << 62
 """The max_tokens of an answer that fills the context; null is 16 here."""
 
 _SHAPES = "Input should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -51,7 +51,7 @@ class CompletionRequest(GenerationBody, BudgetOptions):
     other_names: ClassVar[Mapping[str, str]] = {**GENERATION_NAMES, "max_completion_tokens": "max_tokens"}
     foreign: ClassVar[Mapping[str, ForeignField]] = {
         **GENERATION_FIELDS,
-        "n_predict": foreign_length(_FILLS_CONTEXT),
+        "n_predict": foreign_length(FILLS_CONTEXT),
     }
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, "prompt_embeds": (LIMITS.prompts, "prompts")}
 
@@ -130,7 +130,7 @@ class CompletionRequest(GenerationBody, BudgetOptions):
         # The engine runs no request for zero tokens: one is made and not shown.
         if self.scores_only:
             return 1
-        if self.max_tokens == _FILLS_CONTEXT:
+        if self.max_tokens == FILLS_CONTEXT:
             return None
         return 16 if self.max_tokens is None else self.max_tokens
 

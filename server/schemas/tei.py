@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,7 +13,17 @@ from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
 from server.requests.pooling import QUERIES, PoolingParams, Source, Truncation, find_prompt
 from server.requests.scoring import Pairs, ScoreOptions
-from server.schemas.body import Body, Flag, Text, Texts, check_text, optional
+from server.schemas.body import (
+    FIRST_ERROR,
+    Body,
+    Flag,
+    Ids,
+    Text,
+    Texts,
+    check_text,
+    is_ids,
+    optional,
+)
 from server.schemas.pooling_bodies import Inputs
 from server.schemas.sampling_fields import RequestTerms
 from server.schemas.score_and_rerank import RankedParts
@@ -198,3 +208,27 @@ class RankedText(msgspec.Struct):
 class Prediction(msgspec.Struct):
     score: float
     label: str
+
+
+class TeiTokenize(PromptedTeiBody):
+    meaningless = frozenset({"model"})
+    stand_ins = {"inputs": "-"}
+
+    inputs: Text | Texts
+    add_special_tokens: Flag = True
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class DecodeRequest(TeiBody):
+    meaningless = frozenset({"model"})
+    stand_ins = {"ids": []}
+
+    ids: Ids | Annotated[list[Ids], FIRST_ERROR]
+    skip_special_tokens: Flag = True
+
+    @property
+    def lists(self) -> list[list[int]]:
+        return cast("list[list[int]]", [self.ids] if is_ids(self.ids) else self.ids)

@@ -18,6 +18,7 @@ class TokenizeRequest(HistoryOptions):
 
     meaningless = MEANINGLESS
     stand_ins = {**HistoryOptions.stand_ins, "prompt": "-"}
+    of_dialects = {"inputs": ("/tokenize", "tei"), "content": ("/tokenize", "llama.cpp")}
 
     model: Text | None = None
     prompt: str | None = None

@@ -200,6 +200,13 @@ class Tokenizer:
         encodings = self._model.encode_batch([[*words] for words in texts], is_pretokenized=True)
         return [(encoding.ids, encoding.word_ids) for encoding in encodings]
 
+    def encode_places(self, text: str, add_special_tokens: bool) -> list[tuple[int, tuple[int, int] | None]]:
+        """Encodes a text, and finds the characters for which each token stands; None for special tokens."""
+        found = self._model.encode(text, add_special_tokens=add_special_tokens)
+        entries = zip(found.ids, found.offsets, found.special_tokens_mask, strict=True)
+        before = [(id, None) for id in self._prefix] if add_special_tokens else []
+        return [*before, *((id, None if special else place) for id, place, special in entries)]
+
     def cut_text(self, text: str, tokens: int) -> str:
         """The beginning of a text that has that many tokens."""
         offsets = self._model.encode(text, add_special_tokens=False).offsets

@@ -282,6 +282,7 @@ WITHOUT_BODY = {
     "/wake_up",
     "/reset_prefix_cache",
     "/reset_mm_cache",
+    "/flush_cache",
 }
 FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"}
 """Paths that take forms, as OpenAI's clients send files."""

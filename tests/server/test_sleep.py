@@ -84,12 +84,14 @@ async def test_only_administrators_may(ready: GetReady, tmp_path: Path) -> None:
     file.write_text("".join(entries))
     file.chmod(0o600)
     frontend = await ready(SLEEPS, "--api-key-file", str(file))
-    paths = ("/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache")
+    paths = ("/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache")
     async with connect(frontend, "alice") as http:
+        assert (await http.get("/slots")).status_code == 403
         assert {(await http.post(path)).status_code for path in paths} == {403}
         assert (await http.get("/is_sleeping")).json() == {"is_sleeping": False}
     async with connect(frontend, "root") as http:
         assert {(await http.post(path)).status_code for path in paths} == {200}
+        assert {slot["is_processing"] for slot in (await http.get("/slots")).json()} == {False}
     async with connect(frontend) as http:
         assert (await http.post("/sleep")).status_code == 401
 

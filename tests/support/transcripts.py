@@ -41,7 +41,7 @@ _ID = re.compile(r"(?<![0-9a-zA-Z])([a-z]+[_-])?([0-9a-f]{8}-[0-9a-f-]{27}|[0-9a
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?")
 _OWN_TIME = re.compile(r"((?:tokenize|answer|total);dur)=-?[\d.]+")
 _VOLATILE = re.compile(
-    r"created|\w+_at|\w+_duration|elapsed_s|\w*fingerprint|memory|root|server_load|size\w*"
+    r"created|\w+_at|\w+_duration|elapsed_s|e2e_latency|\w*fingerprint|memory|root|server_load|size\w*"
     r"|version|(tokenize|answer|total)_ms"
 )
 """Fields whose values say when and where a request ran."""

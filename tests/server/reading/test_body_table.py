@@ -11,7 +11,7 @@ from server.schemas.body import Body
 
 OTHERS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
-    *("/reset_mm_cache", "/api/show", "/api/pull"),
+    *("/reset_mm_cache", "/flush_cache", "/invocations", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
 }
@@ -32,8 +32,8 @@ def test_the_helper_knows_every_reading_by_its_name() -> None:
 @pytest.mark.parametrize("path", [path for path, row in BY_PATH.items() if row.reading])
 def test_longest_bodies(path: str) -> None:
     one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-    one += ("/api/chat", "/api/generate")
-    texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize")
+    one += ("/api/chat", "/api/generate", "/completion", "/chat/completions", "/generate", "/apply-template")
+    texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize", "/decode")
     assert most_bytes_of(path) == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
 
@@ -69,6 +69,12 @@ SHORT = {
     "count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
     "tokenize": {"messages": [{"role": "user", "content": "a"}]},
     "detokenize": {"tokens": [1]},
+    "llama_completion": {"prompt": "a", "n_predict": -1, "n_probs": 2},
+    "sglang_generate": {"text": ["a"], "sampling_params": {"max_new_tokens": 3}, "return_logprob": True},
+    "llama_tokenize": {"content": "a", "with_pieces": True},
+    "tei_tokenize": {"inputs": "a", "add_special_tokens": False},
+    "decode": {"ids": [1], "skip_special_tokens": False},
+    "llama_embed": {"content": "a"},
     "embeddings": {"input": "a", "prompt_name": "query", "normalize": False},
     "pooling": {"input": [{"role": "user", "content": "a"}]},
     "classify": {"input": [[1, 2]]},

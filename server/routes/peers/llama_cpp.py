@@ -1,0 +1,123 @@
+"""llama.cpp's own paths: /completion, /embedding, and what /props and /slots tell of the server."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.frontend.asks.parts import End, Head
+from server.http.endpoint import Endpoint, require_ready
+from server.http.sse import DONE_FORM, StreamForm, encode, list_response
+from server.requests.vectors import as_json
+from server.routes.answering import ask, respond
+from server.routes.completions import read_completion
+from server.routes.peers.plain_answers import Choice, PlainWriter
+from server.routes.pooling import pool_texts
+from server.routes.request_context import frontend_of, server_of
+from server.schemas.logprobs import chat_logprobs
+from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest
+
+router = APIRouter(route_class=Endpoint, tags=["llama.cpp"])
+
+_STOPS = {"length": "limit", "stop": "eos"}
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def complete(body: LlamaCompletion, request: Request) -> Response:
+    """Continue a prompt, or each of several, with llama.cpp's own answer."""
+    answer = await ask(request, body, body.terms, "cmpl-", partial(read_completion, body))
+    return await respond(request, answer, write_completion(answer.head, body), stream=bool(body.stream))
+
+
+def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
+    """A writer of llama.cpp's answers."""
+    running = head.choices
+
+    def write(choice: Choice) -> dict[str, Any]:
+        nonlocal running
+        delta, counts = choice.part.delta, choice.part.counts
+        found = {
+            "index": choice.index,
+            "content": choice.text,
+            "stop": delta.finish_reason is not None,
+            "tokens": choice.ids if body.return_token_ids else [],
+            "id_slot": -1,
+            "tokens_predicted": counts.output,
+            "tokens_evaluated": counts.prompt,
+        }
+        if body.logprobs is not None:
+            found["completion_probabilities"] = chat_logprobs(choice.ids, choice.logprobs, head.names)
+        if delta.finish_reason is None:
+            return found
+        running -= 1
+        word = delta.stop_reason if isinstance(delta.stop_reason, str) else ""
+        return found | {
+            "model": head.model,
+            "prompt": head.prompts[choice.index // head.n].text or "",
+            "generation_settings": {},
+            "has_new_line": "\n" in choice.text,
+            "truncated": False,
+            "stop_type": "word" if word else _STOPS.get(delta.finish_reason, "none"),
+            "stopping_word": word,
+            "tokens_cached": counts.cached,
+            **({} if choice.part.end is None else {"timings": _timings(choice.part.end)}),
+        }
+
+    form = StreamForm(lambda _: running == 0, DONE_FORM.error_event)
+    return PlainWriter(write, form, is_list=head.choices > 1)
+
+
+def _timings(end: End) -> dict[str, float]:
+    counts, times = end.counts, end.times
+    rate = counts.output / times.decode_time if times.decode_time else 0.0
+    return {
+        "prompt_n": counts.prompt - counts.cached,
+        "prompt_ms": 1000 * times.prefill_time,
+        "predicted_n": counts.output,
+        "predicted_ms": 1000 * times.decode_time,
+        "predicted_per_second": rate,
+    }
+
+
+@router.post("/embedding")
+async def embed(body: LlamaEmbedRequest, request: Request) -> Response:
+    """Embed each text of `content` or `input`."""
+    answer = await ask(request, body, body.terms, "", pool_texts)
+    vectors = enumerate(map(msgspec.Raw, map(as_json, answer.vectors)))
+    return list_response(encode({"index": index, "embedding": [vector]}) for index, vector in vectors)
+
+
+@router.get("/props", dependencies=[Depends(require_ready)])
+async def show_properties(request: Request) -> Response:
+    """Tell what is served in llama.cpp's words."""
+    frontend = frontend_of(request)
+    facts, kinds = frontend.facts, frontend.media.facts.most if frontend.media else {}
+    return JSONResponse(
+        {
+            "default_generation_settings": {"n_ctx": facts.max_model_len, "params": facts.defaults},
+            "total_slots": facts.ready.worker.max_num_seqs,
+            "model_alias": facts.model_names[0],
+            "model_path": facts.root,
+            "chat_template": facts.chat_template or next(iter(frontend.tokenizer.chat.sources), ""),
+            "modalities": {"vision": "image" in kinds, "audio": "audio" in kinds},
+            "build_info": f"facet {version('facet-serve')}",
+            "is_sleeping": frontend.orders.asleep,
+        }
+    )
+
+
+@router.get("/slots", dependencies=[Depends(require_ready)])
+async def show_slots(request: Request) -> Response:
+    """Tell how many answers are generated, as llama.cpp tells of its slots. An answer has none of its own
+    here: the first ones are told as busy."""
+    facts, live = frontend_of(request).facts, server_of(request).live
+    slots = range(facts.ready.worker.max_num_seqs)
+    return JSONResponse(
+        [{"id": slot, "n_ctx": facts.max_model_len, "is_processing": slot < live} for slot in slots]
+    )

@@ -1,0 +1,42 @@
+"""llama.cpp's own bodies: of /completion, /embedding and /tokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from server.schemas.body import MEANINGLESS, Body, Flag, ForeignField, Text, optional
+from server.schemas.completions import FILLS_CONTEXT, CompletionRequest
+from server.schemas.tei import EmbedRequest
+
+
+class LlamaCompletion(CompletionRequest):
+    """Fields of /v1/completions, where an answer fills the context if nothing bounds it."""
+
+    other_names = {**CompletionRequest.other_names, "return_tokens": "return_token_ids"}
+    foreign: ClassVar[Mapping[str, ForeignField]] = {
+        **CompletionRequest.foreign,
+        "n_probs": ForeignField(lambda value, notes: {"logprobs": value or None}, "logprobs; 0 is none."),
+    }
+
+    max_tokens: int | None = Field(
+        default=FILLS_CONTEXT, json_schema_extra={"default": -1}, description="-1 fills the context."
+    )
+
+
+class LlamaEmbedRequest(EmbedRequest):
+    meaningless = MEANINGLESS | {"model", "encoding_format"}
+    other_names = {"content": "inputs", "input": "inputs"}
+
+
+class LlamaTokenize(Body):
+    meaningless = MEANINGLESS
+    unsupported = {"parse_special": (True,)}
+    stand_ins = {"content": "-"}
+
+    model: Text | None = None
+    content: Text
+    add_special: Flag | None = Field(default=False, description="Add the tokenizer's own tokens.")
+    with_pieces: Flag | None = optional("Tell the text of each token, too.")

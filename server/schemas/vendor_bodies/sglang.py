@@ -1,0 +1,50 @@
+"""SGLang's own body of /generate."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from server.errors import BadRequest
+from server.schemas.body import UNSUPPORTED, Flag, ForeignField
+from server.schemas.completions import CompletionRequest
+
+
+class GenerateRequest(CompletionRequest):
+    """`text` or `input_ids`, with the parameters of sampling in `sampling_params`."""
+
+    unsupported = {
+        **UNSUPPORTED,
+        **dict.fromkeys(("image_data", "video_data", "audio_data", "input_embeds", "session_params"), ()),
+        "return_hidden_states": (False,),
+        "logprob_start_len": (-1,),
+    }
+    other_names = {
+        **CompletionRequest.other_names,
+        "text": "prompt",
+        "input_ids": "prompt",
+        "no_stop_trim": "include_stop_str_in_output",
+    }
+    foreign = {
+        **CompletionRequest.foreign,
+        "return_logprob": ForeignField(lambda value, notes: {"logprobs": 0} if value else {}, "logprobs"),
+        "top_logprobs_num": ForeignField(
+            lambda value, notes: {"logprobs": value} if value else {}, "logprobs, so many more than drawn."
+        ),
+    }
+
+    max_tokens: int | None = Field(default=128, description="`max_new_tokens` in `sampling_params`.")
+    is_batch: Flag = Field(default=False, description="Answer with a list, as where `text` is one.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_theirs(cls, body: object) -> object:
+        """The body with the parameters of sampling beside the other fields."""
+        if not isinstance(body, dict):
+            return body
+        params = body.get("sampling_params") or {}
+        if not isinstance(params, dict):
+            raise BadRequest("`sampling_params` is one object, for all texts.", "sampling_params")
+        ids = body.get("input_ids") or [0]
+        is_list = isinstance(body.get("text"), list) or (isinstance(ids, list) and isinstance(ids[0], list))
+        rest = {name: value for name, value in body.items() if name != "sampling_params"}
+        return {**rest, **params, **({"is_batch": True} if is_list else {})}
