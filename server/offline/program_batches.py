@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 from server.access.request_state import RequestState
 from server.errors import BadRequest
@@ -52,11 +52,12 @@ async def generate(
 ) -> list[RequestOutput]:
     """The answers to prompts, of which `at_once` are computed at a time, or as many as the engine takes."""
     answers = await open_answers(frontend, asked, RequestOutputKind.FINAL_ONLY)
-    with ExitStack() as stack:
+    try:
+        with _bar("Generating", len(asked), shows) as bar:
+            return await all_of([one.last(bar.add) for one in answers], at_once)
+    finally:
         for one in answers:
-            stack.callback(one.state.close)
-        bar = stack.enter_context(_bar("Generating", len(asked), shows))
-        return await all_of([one.last(bar.add) for one in answers], at_once)
+            one.state.close()
 
 
 async def search(

@@ -175,7 +175,7 @@ async def open_answers(
     states = [RequestState(frontend=own) for own in await adapted(frontend, [one.adapter for one in asked])]
     slow = [at for at, one in enumerate(asked) if one.prompt.is_slow]  # others need not wait for these
     works = [_read(states[at], asked[at]) for at in slow]
-    found = dict(zip(slow, await all_of(works, PROMPTS_AT_ONCE), strict=True))
+    found = dict(zip(slow, await all_of(works, PROMPTS_AT_ONCE), strict=True)) if slow else {}
     for at, one in enumerate(asked):
         if at not in found:
             found[at] = await _read(states[at], one)
