@@ -21,8 +21,9 @@ GENERATION_NAMES: Mapping[str, str] = {
     "rid": "request_id",
     "sampling_seed": "seed",
     "stop_sequences": "stop",
+    "thinking_budget": "thinking_token_budget",
 }
-"""Names of llama.cpp, SGLang and transformers for fields of ours."""
+"""Names of llama.cpp, SGLang, DashScope and transformers for fields of ours."""
 
 _TOGETHER, _HIDDEN = {"separate_reasoning": False}, {"include_reasoning": False}
 _REASONING_FORMATS: Mapping[str, dict[str, Any]] = {

@@ -78,6 +78,7 @@ def test_a_prompt_that_is_not_to_be_cached_has_a_salt_of_its_own() -> None:
             {"enable_thinking": True, "thinking_token_budget": 9},
         ),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking_budget": 9}, {"thinking_token_budget": 9}),
         ({"thinking": {"type": "adaptive", "budget": 0}}, {"thinking_token_budget": 0}),
         ({"reasoning_format": "none"}, {"separate_reasoning": False}),
         ({"reasoning_format": "raw"}, {"separate_reasoning": False}),
