@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
@@ -17,6 +18,7 @@ from server.schemas.messages import Message, ToolCall
 from server.schemas.repaired_history import WRITTEN
 from server.text.chat_template import ChatTemplate
 
+MEDIA_LEFT_OUT = "media in messages of tools left out, which the model does not take"
 Write = Callable[[list[Message]], Written]
 
 
@@ -30,8 +32,7 @@ def write_restated(
     if not ("assistant" in roles or "tool" in roles or "function" in roles):
         return write(messages)
     shown, left_out = fit_media(messages, {} if media is None else media.most)
-    notes = [f"media in messages of tools left out, which the model does not take ({left_out})"]
-    notes = notes if left_out else []
+    notes = [f"{MEDIA_LEFT_OUT} ({left_out})"] if left_out else []
     try:
         written = write(shown)
     except BadRequest as error:
@@ -63,41 +64,29 @@ def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
         text = json.dumps(json.dumps(call.function.arguments, ensure_ascii=False), ensure_ascii=False)
         return call.model_copy(update={"function": call.function.model_copy(update={"arguments": text})})
 
-    return [
-        message.model_copy(update={"tool_calls": list(map(written, message.tool_calls))})
-        if message.tool_calls
-        else message
-        for message in messages
-    ]
+    calls = [[*map(written, message.tool_calls or ())] or None for message in messages]
+    return [each.model_copy(update={"tool_calls": own}) for each, own in zip(messages, calls, strict=True)]
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     """The messages with ids of nine digits, as some templates want them. A result that names no call is that
     of the first open one."""
     ids: dict[str, str] = {}
-    waiting: deque[str] = deque()
-    number = 0
-
-    def new() -> str:
-        nonlocal number
-        number += 1
-        return f"{number:09d}"
+    waiting: list[str] = []
+    numbers = (f"{number:09d}" for number in count(1))
 
     def renamed(call: ToolCall) -> ToolCall:
-        id = new()
-        ids[call.id or id] = id
-        waiting.append(id)
-        return call.model_copy(update={"id": id})
+        waiting.append(next(numbers))
+        ids[call.id or waiting[-1]] = waiting[-1]
+        return call.model_copy(update={"id": waiting[-1]})
 
     def restate(message: Message) -> Message:
         if message.role == "tool":
-            id = ids.get(message.tool_call_id or "") or (waiting[0] if waiting else new())
-            if id in waiting:
-                waiting.remove(id)
+            id = ids.get(message.tool_call_id or "") or (waiting[0] if waiting else next(numbers))
+            waiting[:] = [each for each in waiting if each != id]
             return message.model_copy(update={"tool_call_id": id})
-        if message.tool_calls:
-            return message.model_copy(update={"tool_calls": list(map(renamed, message.tool_calls))})
-        return message
+        calls = [*map(renamed, message.tool_calls or ())]
+        return message.model_copy(update={"tool_calls": calls}) if calls else message
 
     return list(map(restate, messages))
 

@@ -21,8 +21,6 @@ from server.schemas.messages import INPUT, MOST_NAMED, TEXT_PARTS, TemplateOptio
 WRITTEN = ("assistant", "tool", "function")
 """The roles of messages that a model or its tools have written."""
 TOOLS_LEFT_OUT = "tools left out, which this server does not run"
-UNNAMED = "unnamed"
-"""The name of a call that has none."""
 
 _TEXTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
@@ -45,30 +43,22 @@ class HistoryOptions(TemplateOptions):
     @model_validator(mode="wrap")
     @classmethod
     def repair(cls, body: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        if type(body) is not dict or not _may_need_repair(body):
-            return check(body)
-        repairs, left_out, given = Repairs(), list[str](), dict[str, Any](body)
-        if isinstance(messages := given.get("messages"), list):
-            given["messages"] = [repaired(each, repairs) for each in messages]
-        if tools := given.get("tools"):
+        given: dict[str, Any] = body if isinstance(body, dict) else {}
+        messages, tools = given.get("messages"), given.get("tools")
+        repairs, notes = Repairs(), list[str]()
+        if type(messages) is list and any(map(_is_written, messages)):
+            body = given = {**given, "messages": [repaired(each, repairs) for each in messages]}
+        if tools and type(tools) is list:
             kept, left_out = known_tools(tools, ("function", "custom"))
-            given["tools"] = kept or None
-        found = check(given)
-        notes = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
+            body = {**given, "tools": kept or None}
+            notes = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
+        found = check(body)
         if repairs:
             each = [f"{what} ({count})" for what, count in repairs.most_common(MOST_NAMED)]
             notes.append(f"repaired in messages of the assistant and of tools: {', '.join(each)}")
         if notes:
             vars(found)["repairs"] = notes
         return found
-
-
-def _may_need_repair(body: dict[str, Any]) -> bool:
-    if (messages := body.get("messages")) and type(messages) is list:
-        for message in messages:
-            if type(message) is dict and message.get("role") in WRITTEN:
-                return True
-    return type(body.get("tools")) is list
 
 
 def known_tools(tools: Sequence[Any], known: Sequence[str]) -> tuple[list[Any], list[str]]:
@@ -84,16 +74,23 @@ def named(kind: object) -> str:
     return _clean(kind)[:64] if isinstance(kind, str) and kind else "none"
 
 
+def _is_written(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in WRITTEN
+
+
 def repaired(message: Any, repairs: Repairs) -> Any:
     """A message as chat completions has it, if a model or its tools have written it; any other as it is."""
-    if not isinstance(message, dict) or message.get("role") not in WRITTEN:
+    if not _is_written(message):
         return message
     found = {**message, "content": _content(message.get("content"), repairs)}
     for name in ("reasoning", "reasoning_content", "name", "tool_call_id"):
         if message.get(name) is not None:
             found[name] = _clean(text_in(message[name])) or None
-    if isinstance(found["content"], list):
-        _take_thoughts(found)
+    if isinstance(parts := found["content"], list):
+        thoughts = "".join(text_in(part) for part in parts if part["type"] in _THOUGHTS)
+        found["content"] = [part for part in parts if part["type"] not in _THOUGHTS]
+        if thoughts and not found.get("reasoning_content"):  # where templates look for reasoning
+            found["reasoning_content"] = found["reasoning"] = _clean(thoughts)
     if (calls := message.get("tool_calls")) is not None:
         each = calls if isinstance(calls, list) else [calls]
         found["tool_calls"] = [_call(call, repairs) for call in each] or None
@@ -115,7 +112,7 @@ def _part(part: Any, repairs: Repairs) -> dict[str, Any]:
         return part
     if kind in _TEXTS:
         text = part.get("refusal" if kind == "refusal" else "text") or ""
-        return _text_part(as_text(text))
+        return {"type": "text", "text": as_text(text)}
     if isinstance(kind, str) and kind in MEDIA_PARTS:
         try:
             return read_part(part)
@@ -123,16 +120,7 @@ def _part(part: Any, repairs: Repairs) -> dict[str, Any]:
             pass
     if not isinstance(part, str):
         repairs[f"parts of the type {named(kind)}, shown as text"] += 1
-    return _text_part(as_text(part))
-
-
-def _take_thoughts(message: dict[str, Any]) -> None:
-    """Take parts of reasoning out of a content, to where templates look for reasoning."""
-    parts: list[dict[str, Any]] = message["content"]
-    thoughts = "".join(text_in(part) for part in parts if part["type"] in _THOUGHTS)
-    message["content"] = [part for part in parts if part["type"] not in _THOUGHTS]
-    if thoughts and not message.get("reasoning_content"):
-        message["reasoning_content"] = message["reasoning"] = _clean(thoughts)
+    return {"type": "text", "text": as_text(part)}
 
 
 def _call(call: Any, repairs: Repairs) -> dict[str, Any]:
@@ -142,7 +130,7 @@ def _call(call: Any, repairs: Repairs) -> dict[str, Any]:
     name, id = inside.get("name"), call.get("id")
     if not isinstance(name, str) or not name:
         repairs["calls without a name"] += 1
-        name = UNNAMED
+        name = "unnamed"
     function = {"name": _clean(name), "arguments": arguments_of(inside.get("arguments"), repairs)}
     return {**call, "id": _clean(text_in(id)) or None, "type": "function", "function": function}
 
@@ -181,10 +169,6 @@ def text_in(value: Any) -> str:
     if isinstance(value, dict):
         return next((text_in(value[name]) for name in ("text", "thinking", "summary") if name in value), "")
     return "" if value is None else str(value)
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def _clean(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,7 +25,7 @@ from server.schemas.conversations.transcript import (
     unsealed,
 )
 from server.schemas.messages import MAX_MESSAGES, MOST_NAMED
-from server.schemas.repaired_history import TOOLS_LEFT_OUT, known_tools
+from server.schemas.repaired_history import TOOLS_LEFT_OUT, known_tools, named
 from server.schemas.sampling_fields import NO_ENTRIES, Strings
 from server.schemas.unknown_fields import note_name
 
@@ -151,7 +152,7 @@ class MessagesInput(Body):
         asked: dict[str, Any] = {"model": self.model, "messages": messages, "tools": self._tools[0] or None}
         asked |= {"chat_template_kwargs": self.chat_template_kwargs, "cache_salt": self.cache_salt}
         last = messages[-1] if messages else {}
-        if last.get("role") == "assistant" and _says(last.get("content")) and "tool_calls" not in last:
+        if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
             asked["continue_final_message"] = True
         if self.tool_choice is not None:
             asked["tool_choice"] = self._choice(self.tool_choice)
@@ -217,15 +218,8 @@ BILLING = "x-anthropic-billing-header:"
 
 ROLES = ("user", "assistant", "system")
 
-NOT_READ = frozenset(
-    {
-        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result",
-        "compaction", "container_upload", "mcp_tool_result", "mcp_tool_use", "redacted_thinking",
-        "server_tool_use", "text_editor_code_execution_tool_result", "tool_search_tool_result",
-        "web_fetch_tool_result", "web_search_tool_result",
-    }
-)  # fmt: skip
-"""Types of blocks that only Anthropic's own models and tools make: they are left out."""
+_NOT_READ = re.compile("(server|mcp)_tool_use|.*_tool_result|redacted_thinking|compaction|container_upload")
+"""Types of blocks that only Anthropic's own models and tools make: left out, also of what users say."""
 
 
 class BlockReader:
@@ -271,7 +265,7 @@ class BlockReader:
                 said.clear()
 
         for index, block in enumerate(blocks):
-            place, kind = f"{where}[{index}]", _kind(block)
+            place, kind = f"{where}[{index}]", _kind(block, role)
             if kind == "tool_result":
                 say()
                 content = block.get("content")
@@ -285,31 +279,25 @@ class BlockReader:
             elif kind == "tool_use":
                 say()
                 self.transcript.call(block.get("id"), block.get("name"), block.get("input"))
-            elif kind in NOT_READ:
-                if kind != "redacted_thinking" and kind not in self.left_out:
-                    self.left_out.append(kind)
-            elif role == "assistant":
-                said.append(_written(block))
             elif kind in ("text", "document", "image"):
-                said.append(_said(block, place))
+                said.append(_written(block) if role == "assistant" else _said(block, place))
+            elif kind and (role == "assistant" or _NOT_READ.fullmatch(kind)):
+                if kind != "redacted_thinking" and named(kind) not in self.left_out:
+                    self.left_out.append(named(kind))
+            elif role == "assistant":
+                said.append(block)
             else:
                 raise _refused(kind, place, role)
         say()
 
 
-def _kind(block: Mapping[str, Any]) -> str:
+def _kind(block: Mapping[str, Any], role: str) -> str:
     """The type of a block; where that is none that is known, the one that its fields show."""
     kind = block.get("type")
     known = kind if isinstance(kind, str) else ""
-    if known not in NOT_READ and "tool_use_id" in block:
+    if "tool_use_id" in block and not (role == "assistant" and known) and not _NOT_READ.fullmatch(known):
         return "tool_result"
     return "tool_use" if not known and "input" in block else known
-
-
-def _says(content: Any) -> bool:
-    """Whether a content has a text with which an answer can go on."""
-    texts = content if isinstance(content, list) else [{"text": content}]
-    return any(isinstance(part.get("text"), str) and part["text"].strip() for part in texts)
 
 
 def _written(block: Any) -> Any:

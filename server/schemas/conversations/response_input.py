@@ -53,7 +53,9 @@ class InputReader:
                 self.transcript.answer(id, item.get("output"))
             case "item_reference":
                 raise BadRequest(f"{where}: an item_reference cannot be found, because {KEPT_NOWHERE}", where)
-            case kind if item.get("role") in (None, "assistant") and _may_go(kind, item):
+            case kind if item.get("role") in (None, "assistant") and (
+                isinstance(kind, str) or "content" not in item
+            ):
                 if named(kind) not in self.left_out:
                     self.left_out.append(named(kind))
             case kind:
@@ -76,11 +78,6 @@ class InputReader:
     def _name(self, item: Mapping[str, Any]) -> object:
         name = item.get("name")
         return self._called(name, item.get("namespace")) if isinstance(name, str) else name
-
-
-def _may_go(kind: object, item: Mapping[str, Any]) -> bool:
-    """Whether an item of an unknown type is none that a user should have written otherwise."""
-    return isinstance(kind, str) or "content" not in item
 
 
 def _kind(item: Mapping[str, Any]) -> object:
