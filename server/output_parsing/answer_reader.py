@@ -69,6 +69,8 @@ class AnswerReader:
         self._look_for(written or {}, calls_end_thinking=calls_end_thinking and not thinking.always_closes)
         self._has_called = False
         """Whether calls, or markup that holds none, have been read."""
+        self._has_open_text = False
+        """Whether an opener that no call follows stands in the text, so that what closes it is text, too."""
         self._explains = False
         """Whether the text has spelled an opener in ordinary characters, so that what follows is no call."""
         self._thoughts: list[slice] = []
@@ -155,9 +157,10 @@ class AnswerReader:
                 self._text.push(opener)
             elif opener not in self._closers:
                 yield from self._call(opener)
-            elif self._has_called:
+            elif self._has_called and not self._has_open_text:
                 self._text.skip_space()  # it ends what is no call any more
             else:
+                self._has_open_text = False
                 self._text.push(opener)
 
     def _think(self) -> Parse[None]:
@@ -202,6 +205,7 @@ class AnswerReader:
                 return True
             unread.take(len(opener))
         segment.push(opener)
+        self._has_open_text = around is None
         return False
 
 

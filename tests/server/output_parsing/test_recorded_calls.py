@@ -92,7 +92,8 @@ def test_a_marker_that_is_wrong_never_becomes_text_behind_a_call(seed: int) -> N
         text = mutated(fixture.raw_output, markers, rng)
         parts = parts_of(reader_of(fixture), [text])
         whole, behind = result_of(parts), text_behind_calls(parts)
-        assert not [closer for closer in dialect.format.closers if closer in behind], text
+        if not any(opener in behind for opener in (*dialect.opens, *dialect.opens_bare)):
+            assert not [closer for closer in dialect.format.closers if closer in behind], text
         assert result_of(parts_of(reader_of(fixture), cut(text, rng))) == whole, text
         streamed = parts_of(reader_of(fixture, holds_calls=False), cut(text, rng))
         ended = {part.index for part in streamed if isinstance(part, CallEnded)}
