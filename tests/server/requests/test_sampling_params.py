@@ -34,9 +34,47 @@ def refused(prompt_len: int = 10, facts: Facts = FACTS, **fields: object) -> Bad
     return caught.value
 
 
+def test_nothing_asked_is_neutral() -> None:
+    [one] = resolved(seed=5)
+    assert one == Sampling(max_tokens=16, seed=5, stop_token_ids=(256, 257))
+    assert resolved(max_tokens=None)[0].max_tokens == 90
+
+
+def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
+    facts = changed(FACTS, defaults={"temperature": 0.5, "top_k": 7, "max_tokens": 4})
+    [one] = resolved(facts=facts, max_tokens=None)
+    assert (one.temperature, one.top_k, one.max_tokens) == (0.5, 7, 4)
+    [one] = resolved(facts=facts, temperature=1.5, top_k=0, max_tokens=9)
+    assert (one.temperature, one.top_k, one.max_tokens) == (1.5, 0, 9)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-30, 9e-6])
+def test_greedy_drops_what_cannot_matter(temperature: float) -> None:
+    [one] = resolved(temperature=temperature, top_p=0.5, top_k=3, min_p=0.1)
+    assert (one.temperature, one.top_p, one.top_k, one.min_p) == (0, 1, 0, 0)
+
+
 @pytest.mark.parametrize("wrong", [{"top_p": 7.0}, {"top_p": 0.0}, {"top_k": -5}, {"min_p": 3.0}])
 def test_greedy_refuses_what_drawing_refuses(wrong: dict[str, object]) -> None:
     assert refused(temperature=0, **wrong).message == refused(temperature=1, **wrong).message
+
+
+def test_values_are_brought_into_range() -> None:
+    assert resolved(temperature=0.001)[0].temperature == 0.01
+    assert resolved(top_k=-1)[0].top_k == 0
+    assert resolved(top_k=2**40)[0].top_k == 0
+    assert resolved(logit_bias={3: 100.0, 4: -100.0})[0].logit_bias == {3: 100.0, 4: -100.0}
+    assert resolved(max_tokens=99)[0].max_tokens == 90
+    assert resolved(logprobs=-1, facts=changed(FACTS, max_logprobs=-1))[0].logprobs == -1
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    assert [one.seed for one in resolved(n=3, seed=7)] == [7, 8, 9]
+    first, second = resolved(n=2)
+    assert second.seed == (first.seed + 1) % 2**63
+    assert resolved()[0].seed != resolved()[0].seed
+    assert all(0 <= one.seed < 2**63 for one in resolved(n=4, seed=-(2**63)))
+    assert resolved(seed=-1)[0].seed != resolved(seed=-1)[0].seed
 
 
 def test_prompts_of_one_request_are_resolved_as_each_alone() -> None:
@@ -51,6 +89,16 @@ def test_prompts_of_one_request_are_resolved_as_each_alone() -> None:
         SamplingParams().resolve_all(FACTS, TOKENIZER, [10, 101])
 
 
+def test_what_prompts_share_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = TOKENIZER.encode
+    monkeypatch.setattr(
+        TOKENIZER, "encode", lambda text, **more: encoded.append(text) or encode(text, **more)
+    )
+    SamplingParams(bad_words=["no"]).resolve_all(FACTS, TOKENIZER, [10] * 50)
+    assert encoded == ["no", " no"]
+
+
 def test_long_lists_are_for_few_answers() -> None:
     """Every answer is sent to the engine with a list of its own."""
     facts = changed(FACTS, limits=Limits(sampling_entries=40))
@@ -58,6 +106,15 @@ def test_long_lists_are_for_few_answers() -> None:
     few.resolve_all(facts, TOKENIZER, [10, 10])  # 2 ends, 3 allowed, 1 bias, 3 of bad words: 9 x 4
     with pytest.raises(BadRequest, match="at most 6 entries together in a request for 6 answers, got 9"):
         few.resolve_all(facts, TOKENIZER, [10, 10, 10])
+
+
+def test_stop_tokens_are_the_models_and_the_requests() -> None:
+    assert resolved(stop_token_ids=[5, 256, 5])[0].stop_token_ids == (256, 257, 5)
+    assert resolved(stop_token_ids=[5], ignore_eos=True)[0].stop_token_ids == (5,)
+
+
+def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
+    assert resolved(bad_words=["no"])[0].bad_words == (tuple(b"no"), tuple(b" no"))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +143,27 @@ def test_refusals_in_the_words_of_vllm(fields: dict[str, object], message: str) 
     assert error.message.startswith(message)
     assert error.param in fields
     assert len(error.message) < 500
+
+
+def test_prompts_that_leave_no_room() -> None:
+    assert refused(prompt_len=0).message == "The decoder prompt cannot be empty"
+    assert refused(prompt_len=101).message == (
+        "This model's maximum context length is 100 tokens. However, your prompt contains 101 input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input "
+        "prompt. (parameter=input_tokens, value=101)"
+    )
+    assert refused(prompt_len=100).message.startswith(
+        "The decoder prompt (length 100) plus the number of requested output tokens (at least 1) is longer "
+        "than the maximum model length of 100."
+    )
+    assert resolved(prompt_len=99)[0].max_tokens == 1
+
+
+def test_null_and_a_single_stop_string_are_accepted() -> None:
+    nothing = resolved(stop=None, stop_token_ids=None, bad_words=None, logit_bias=None, seed=1)
+    assert nothing == resolved(seed=1)
+    assert SamplingParams(stop="ab").stop_strings == ["ab"]
+    assert refused(stop="").param == "stop"
 
 
 def test_what_vllm_has_and_we_do_not_is_refused_by_name() -> None:
