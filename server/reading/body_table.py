@@ -17,7 +17,7 @@ from server.requests.labels.entities import Span, read_entity_texts
 from server.requests.pooling import PooledText, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.text_windows import read_in_windows
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.cohere_embed import CohereRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
@@ -51,7 +51,12 @@ from server.schemas.tei import (
 )
 from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schemas.vendor_bodies.infinity import InfinityClassify, InfinityRerank
-from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest, LlamaTokenize
+from server.schemas.vendor_bodies.llama_cpp import (
+    LlamaCompletion,
+    LlamaEmbedRequest,
+    LlamaInfill,
+    LlamaTokenize,
+)
 from server.schemas.vendor_bodies.sglang import GenerateRequest
 from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
 from worker.protocol import Pooling, Task
@@ -244,6 +249,7 @@ def _conversation(
 
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = _conversation("chat", ChatRequest, prompts.read_chat, Conversation, prompts.work_of_template)
+BATCH_CHAT = _conversation("batch_chat", BatchChatRequest, prompts.read_batch, list[Conversation])
 RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_response, Conversation)
 MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
 COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)
@@ -253,6 +259,7 @@ OLLAMA_GENERATE = _conversation(
     "ollama_generate", OllamaGenerateRequest, other_apis.read_ollama, Conversation
 )
 LLAMA_COMPLETION = Reading("llama_completion", LlamaCompletion, prompts.read_completion, list[Prompt])
+LLAMA_INFILL = Reading("llama_infill", LlamaInfill, prompts.read_completion, list[Prompt])
 SGLANG_GENERATE = Reading("sglang_generate", GenerateRequest, prompts.read_completion, list[Prompt])
 TOKENIZE = _conversation(
     "tokenize", TokenizeRequest, tokenizing.read_tokenize, bytes, prompts.work_of_template
@@ -300,7 +307,7 @@ OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
 READINGS: tuple[Reading[Any], ...] = (
     *(COMPLETION, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
     *(LLAMA_COMPLETION, SGLANG_GENERATE, LLAMA_TOKENIZE, LLAMA_DETOKENIZE, TEI_TOKENIZE, DECODE, TEMPLATE),
-    *(LLAMA_EMBED,),
+    *(LLAMA_EMBED, LLAMA_INFILL, BATCH_CHAT),
     *(EMBEDDINGS, VOYAGE_EMBEDDINGS, PICTURES, POOLING, CLASSIFY, INFINITY_CLASSIFY, MODERATIONS, COHERE),
     *(EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, NER, SCORE),
     *(RERANK, TEI_RERANK, VOYAGE_RERANK, INFINITY_RERANK),

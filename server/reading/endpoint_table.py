@@ -108,8 +108,10 @@ def _row(*paths: str, **facts: Any) -> ModelEndpoint:
 TABLE = (
     _row("/v1/completions", use=GENERATES, reading=bodies.COMPLETION, streams=True),
     _row(*("/completion", "/completions"), use=GENERATES, reading=bodies.LLAMA_COMPLETION, streams=True),
+    _row("/infill", use=GENERATES, reading=bodies.LLAMA_INFILL, streams=True),
     _row("/generate", use=GENERATES, reading=bodies.SGLANG_GENERATE, streams=True),
     _row(*("/v1/chat/completions", "/chat/completions"), use=GENERATES, reading=bodies.CHAT, streams=True),
+    _row("/v1/chat/completions/batch", use=GENERATES, reading=bodies.BATCH_CHAT),
     _row("/v1/responses", use=GENERATES, reading=bodies.RESPONSES, streams=True, continues=True),
     _row("/v1/responses/input_tokens", reading=bodies.INPUT_TOKENS, continues=True),
     _row("/v1/messages", use=GENERATES, reading=bodies.MESSAGES, streams=True),

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from server.errors import BadRequest
+from server.reading.infill import write_infill
 from server.reading.prompts import (
     Conversation,
     ReadingContext,
@@ -64,8 +65,10 @@ def _read_continued(chat: ChatRequest, read: Callable[[ChatRequest], R]) -> R:
 
 
 def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
-    if isinstance(body, OllamaGenerateRequest) and body.raw:
-        return read_raw(body.prompt or "", body.chat, context)
+    if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
+        chat, text = body.chat, body.prompt or ""
+        text = write_infill(text, body.suffix, context.tokenizer) if body.suffix else text
+        return read_raw(text, chat, context)
     chat, most = _arranged(body.chat, context), body.asked.window(context.facts.max_model_len)
     return read_chat(chat, context) if body.truncate is False else _read_fitting(chat, context, most)
 

@@ -28,13 +28,14 @@ from server.model_facts import Facts, MediaFacts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO, NONE
+from server.reading.infill import prompts_of
 from server.reading.restated_history import write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling_params import check_logprobs, kept_tokens
 from server.schemas.body import check_text
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
 from server.schemas.sampling_fields import GenerationBody, RequestBody
@@ -146,7 +147,10 @@ def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Pr
             use_beam_search=bool(body.use_beam_search),
         )
     special = body.add_special_tokens is not False
-    sources = [Written(source) if isinstance(source, str) else source for source in body.prompt]
+    sources = [
+        Written(source) if isinstance(source, str) else source
+        for source in prompts_of(body, context.tokenizer)
+    ]
     embeds = [_prepare_embeds(file, body, context) for file in body.prompt_embeds]
     return embeds + [_prepare(source, body, context, special, body.most_tokens) for source in sources]
 
@@ -184,6 +188,10 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
             *([f"{UNENFORCED}: {', '.join(told[:MOST_NAMED])}"] if told else []),
         ],
     )
+
+
+def read_batch(body: BatchChatRequest, context: ReadingContext) -> list[Conversation]:
+    return [read_chat(body.model_copy(update={"messages": each}), context) for each in body.conversations]
 
 
 def read_raw(text: str, body: ChatRequest, context: ReadingContext) -> Conversation:

@@ -35,6 +35,21 @@ async def create_chat_completion(body: api.ChatRequest, request: Request) -> Res
     return await respond(request, answer, writer, stream=bool(body.stream))
 
 
+@router.post("/v1/chat/completions/batch")
+async def create_batch(body: api.BatchChatRequest, request: Request) -> Response:
+    """Answer several conversations, with a choice for each, as vLLM does."""
+    answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_batch, body))
+    return await respond(request, answer, write_chat(answer.head, body, config_of(request)), stream=False)
+
+
+def read_batch(
+    body: api.BatchChatRequest, conversations: list[Conversation], terms: Terms, config: ServerConfig
+) -> Converse:
+    """What several chats ask for together."""
+    first = read_chat(body, conversations[0], terms, config)
+    return replace(first, prompts=[each.prompt for each in conversations])
+
+
 def read_chat(
     chat: api.ChatRequest, conversation: Conversation, terms: Terms, config: ServerConfig
 ) -> Converse:

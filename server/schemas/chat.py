@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, ValidationInfo, model_validator
 
 from server.errors import BadRequest
+from server.model_facts import LIMITS
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
-from server.schemas.body import MEANINGLESS, UNSUPPORTED, Body, Bounds, Flag, optional
+from server.schemas.body import FIRST_ERROR, MEANINGLESS, UNSUPPORTED, Body, Bounds, Flag, optional
 from server.schemas.logprobs import ChatLogprobs, PromptLogprobs
 from server.schemas.messages import Messages, ToolChoice, read_tool_choice
 from server.schemas.repaired_history import HistoryOptions
@@ -146,6 +147,35 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+class BatchChatRequest(ChatRequest):
+    """`messages` is a list of conversations, which are answered side by side."""
+
+    bounds: ClassVar[Bounds] = {**ChatRequest.bounds, "conversations": (LIMITS.prompts, "conversations")}
+    stand_ins: ClassVar[Mapping[str, object]] = {**ChatRequest.stand_ins, "conversations": []}
+    client_names = {"conversations": "messages"}
+
+    conversations: Annotated[list[Messages], FIRST_ERROR] = Field(default=[], description="From `messages`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def divide(cls, body: object) -> object:
+        if not isinstance(body, dict) or "conversations" in body:
+            return body
+        given = body.get("messages")
+        if not isinstance(given, list) or not given or not isinstance(given[0], list):
+            raise BadRequest("`messages` is a list of conversations, each a list of messages.", "messages")
+        return {**body, "conversations": given, "messages": given[0]}
+
+    @model_validator(mode="after")
+    def check_batch(self) -> Self:
+        for name in ("stream", "tools", "use_beam_search", "echo", "prompt_logprobs"):
+            if getattr(self, name):
+                raise BadRequest(f"`{name}` is for one conversation: ask /v1/chat/completions.", name)
+        if self.shown != 1:
+            raise BadRequest("`n` is 1 where several conversations are answered.", "n")
+        return self
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):

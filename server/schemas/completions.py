@@ -13,7 +13,16 @@ from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
-from server.schemas.body import MEANINGLESS, UNSUPPORTED, Bounds, Flag, ForeignField, optional, read_sources
+from server.schemas.body import (
+    MEANINGLESS,
+    UNSUPPORTED,
+    Bounds,
+    Flag,
+    ForeignField,
+    Text,
+    optional,
+    read_sources,
+)
 from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs
 from server.schemas.sampling_fields import (
     BudgetOptions,
@@ -47,7 +56,7 @@ Prompts = Annotated[
 class CompletionRequest(GenerationBody, BudgetOptions):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
-    stand_ins = {"prompt": "-", "prompt_embeds": None}
+    stand_ins = {"prompt": "-", "prompt_embeds": None, "suffix": None}
     other_names: ClassVar[Mapping[str, str]] = {**GENERATION_NAMES, "max_completion_tokens": "max_tokens"}
     foreign: ClassVar[Mapping[str, ForeignField]] = {
         **GENERATION_FIELDS,
@@ -61,6 +70,9 @@ class CompletionRequest(GenerationBody, BudgetOptions):
         json_schema_extra={"default": []},
         description="Prompts of embeddings, answered before those of `prompt`: each the base64 of a file "
         "that torch.save wrote of a tensor [tokens, hidden size]. For --enable-prompt-embeds.",
+    )
+    suffix: Text | None = optional(
+        "The text behind the place that the answer fills, of models whose vocabulary has tokens for that."
     )
     max_tokens: int | None = Field(default=16, description="null is 16; 0 goes with echo only.")
     logprobs: int | None = optional("Most likely tokens to report beside the chosen one.")
@@ -78,7 +90,18 @@ class CompletionRequest(GenerationBody, BudgetOptions):
             self._check_embeds()
         elif not self.prompt:
             raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        if self.suffix:
+            self.check_suffix()
         return self
+
+    def check_suffix(self) -> None:
+        """Raises BadRequest if the request asks for what does not go with a place to fill."""
+        alone = not (self.echo or self.truncate_prompt_tokens is not None or self.prompt_embeds)
+        if not alone or not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise BadRequest(
+                "`suffix` goes with texts as prompts, and neither with `echo` nor `truncate_prompt_tokens`.",
+                "suffix",
+            )
 
     def _check_embeds(self) -> None:
         if self.prompt == [""]:  # clients that must give a prompt give this one

@@ -97,7 +97,8 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converse(Complete, frozen=True, kw_only=True):
-    """Write the next message of a conversation. `prompts` holds the conversation's own."""
+    """Write the next message of a conversation. `prompts` holds the conversation's own, and those of others
+    that are answered with it in the same way."""
 
     chat: ChatRequest
     """What is asked, in the words of chat completions."""
@@ -118,9 +119,10 @@ class Converse(Complete, frozen=True, kw_only=True):
             _log.info("request %s: %s", self.terms.id, "; ".join(conversation.warnings))
         warnings = (*conversation.warnings, *plan.warnings)
         answer: Answer[ConversationHead] = Answer(
-            frontend, self, admission, [plan.bounds], warnings, sampling
+            frontend, self, admission, [plan.bounds] * len(self.prompts), warnings, sampling
         )
-        answer.readers = [ChoiceReader(self.conversation, self.chat, plan) for _ in range(sampling.n)]
+        choices = len(self.prompts) * sampling.n
+        answer.readers = [ChoiceReader(self.conversation, self.chat, plan) for _ in range(choices)]
         answer.head = ConversationHead(
             **answer.head_fields(self),
             conversation=conversation,

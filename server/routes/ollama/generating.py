@@ -39,7 +39,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
 @router.post("/api/generate")
 async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
     """Answer a prompt, which the chat template writes as a message unless it is `raw`."""
-    return await _respond(body, request, is_empty=not body.prompt and not body.images)
+    return await _respond(body, request, is_empty=not (body.prompt or body.suffix or body.images))
 
 
 async def _respond(body: OllamaAnswering, request: Request, *, is_empty: bool) -> Response:

@@ -20,7 +20,7 @@ from server.routes.peers.plain_answers import Choice, PlainWriter
 from server.routes.pooling import pool_texts
 from server.routes.request_context import frontend_of, server_of
 from server.schemas.logprobs import chat_logprobs
-from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest
+from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest, LlamaInfill
 
 router = APIRouter(route_class=Endpoint, tags=["llama.cpp"])
 
@@ -33,6 +33,12 @@ async def complete(body: LlamaCompletion, request: Request) -> Response:
     """Continue a prompt, or each of several, with llama.cpp's own answer."""
     answer = await ask(request, body, body.terms, "cmpl-", partial(read_completion, body))
     return await respond(request, answer, write_completion(answer.head, body), stream=bool(body.stream))
+
+
+@router.post("/infill")
+async def fill(body: LlamaInfill, request: Request) -> Response:
+    """Fill the place between `input_prefix` and `input_suffix`."""
+    return await complete(body, request)
 
 
 def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:

@@ -166,17 +166,26 @@ class OllamaChatRequest(OllamaAnswering):
 
 
 class OllamaGenerateRequest(OllamaAnswering):
-    unsupported: ClassVar[Mapping[str, Neutral]] = {"suffix": ("",), "template": ("",), "context": ([],)}
-    stand_ins: ClassVar[Mapping[str, object]] = {"prompt": "-", "system": None, "images": None}
+    unsupported: ClassVar[Mapping[str, Neutral]] = {"template": ("",), "context": ([],)}
+    stand_ins: ClassVar[Mapping[str, object]] = {
+        "prompt": "-",
+        "suffix": None,
+        "system": None,
+        "images": None,
+    }
 
     prompt: Text | None = None
+    suffix: Text | None = optional(
+        "The text behind the place that the answer fills; the prompt is before it."
+    )
     system: Text | None = optional("A system message before the prompt.")
     images: Annotated[list[Text], FIRST_ERROR] | None = optional("Files in base64.")
     raw: Flag | None = optional("true: the prompt is read as it is, without the chat template.")
 
     def _asked(self) -> dict[str, Any]:
-        if self.raw and (self.images or self.system):
-            raise BadRequest("`images` and `system` need the chat template: leave `raw` out.", "raw")
+        if (self.raw or self.suffix) and (self.images or self.system):
+            name = "raw" if self.raw else "suffix"
+            raise BadRequest(f"`images` and `system` need the chat template: leave `{name}` out.", name)
         said = {"role": "user", "content": with_images(self.prompt or "", self.images or [])}
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {**super()._asked(), "messages": [*system, said]}

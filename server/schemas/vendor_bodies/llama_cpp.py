@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from server.schemas.body import MEANINGLESS, Body, Flag, ForeignField, Text, optional
-from server.schemas.completions import FILLS_CONTEXT, CompletionRequest
+from server.schemas.completions import FILLS_CONTEXT, CompletionRequest, Prompts
 from server.schemas.tei import EmbedRequest
 
 
@@ -24,6 +24,21 @@ class LlamaCompletion(CompletionRequest):
     max_tokens: int | None = Field(
         default=FILLS_CONTEXT, json_schema_extra={"default": -1}, description="-1 fills the context."
     )
+
+
+class LlamaInfill(LlamaCompletion):
+    """A place between two texts; `prompt` begins what fills it."""
+
+    other_names = {**LlamaCompletion.other_names, "input_suffix": "suffix"}
+    stand_ins = {**LlamaCompletion.stand_ins, "input_prefix": ""}
+
+    prompt: Prompts = Field(default="", validate_default=True)
+    input_prefix: Text = ""
+
+    @model_validator(mode="after")
+    def check_place(self) -> Self:
+        self.check_suffix()
+        return self
 
 
 class LlamaEmbedRequest(EmbedRequest):

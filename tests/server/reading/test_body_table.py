@@ -32,7 +32,15 @@ def test_the_helper_knows_every_reading_by_its_name() -> None:
 @pytest.mark.parametrize("path", [path for path, row in BY_PATH.items() if row.reading])
 def test_longest_bodies(path: str) -> None:
     one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-    one += ("/api/chat", "/api/generate", "/completion", "/chat/completions", "/generate", "/apply-template")
+    one += (
+        "/api/chat",
+        "/api/generate",
+        "/completion",
+        "/chat/completions",
+        "/generate",
+        "/apply-template",
+        "/infill",
+    )
     texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize", "/decode")
     assert most_bytes_of(path) == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
@@ -70,6 +78,8 @@ SHORT = {
     "tokenize": {"messages": [{"role": "user", "content": "a"}]},
     "detokenize": {"tokens": [1]},
     "llama_completion": {"prompt": "a", "n_predict": -1, "n_probs": 2},
+    "llama_infill": {"input_prefix": "a", "input_suffix": "b", "prompt": "c"},
+    "batch_chat": {"messages": [[{"role": "user", "content": "a"}]], "max_tokens": 3},
     "sglang_generate": {"text": ["a"], "sampling_params": {"max_new_tokens": 3}, "return_logprob": True},
     "llama_tokenize": {"content": "a", "with_pieces": True},
     "tei_tokenize": {"inputs": "a", "add_special_tokens": False},

@@ -115,7 +115,7 @@ async def test_what_comes_back_has_stand_ins_for_texts(make: Make) -> None:
     body = COMPLETION.body.model_validate(json.loads(found.body))
     assert (body.prompt, body.request_id) == (["-"], "\ud800")
     assert body.temperature != body.temperature
-    assert body.model_fields_set == {"prompt", "prompt_embeds", "temperature", "request_id"}
+    assert body.model_fields_set == {"prompt", "prompt_embeds", "suffix", "temperature", "request_id"}
 
 
 @pytest.mark.slow
