@@ -1,6 +1,7 @@
 """A beam search is rounds of requests for one token: what each says, what is counted, and what ends it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from fake_client import FakeClient, Submitted
@@ -18,6 +19,7 @@ from server.requests.beam_rounds import BeamParams
 from server.requests.sampling_params import SamplingParams
 from worker.protocol import TokenLogprobs
 
+GetReady = Callable[..., Awaitable[Frontend]]
 TWO = BeamParams(2, length_penalty=0.0)
 ASKED = SamplingParams(n=2, max_tokens=2, temperature=0.0)
 
@@ -60,6 +62,18 @@ async def test_each_round_goes_on_behind_the_answers_that_are_followed(
     assert best.timing is not None and other.timing is None
     told = best.timing
     assert (told.queued, told.prefill, told.steps, told.compute) == (1.0, 2.0, 2, 1.5)
+
+
+async def test_a_stop_token_ends_an_answer(client: FakeClient, frontend: Frontend) -> None:
+    task = await started(generate(frontend, [5], ASKED, interval=ALL_TOKENS, beams=TWO))
+    tell(client.submitted[0], (7, -0.1), (12, -2.0))
+    await settle()
+    [_, only, _] = client.submitted
+    tell(only, (13, -5.0))
+    tell(client.submitted[2], (13, -5.0))
+    best, other = await task
+    assert (best.token_ids, best.finish_reason) == ([7], "stop")
+    assert (other.token_ids, other.finish_reason) == ([12, 13], "length")
 
 
 async def test_a_search_has_a_place_and_tokens_for_each_answer_that_it_follows(

@@ -92,6 +92,31 @@ async def test_a_model_without_a_name_may_be_called_by_its_path(client: FakeClie
     assert str(folder) not in caught.value.message
 
 
+async def test_one_request(client: FakeClient, frontend: Frontend) -> None:
+    prompt = ids(frontend, "the")
+    task = await started(
+        generate(frontend, prompt, SamplingParams(seed=3, max_tokens=9), priority=2, salt="s")
+    )
+    [request] = client.submitted
+    assert request.tokens == prompt
+    assert request.options == {
+        "priority": 2,
+        "salt": "s",
+        "streams": True,
+        "times_each": False,
+        "most_guesses": None,
+    }
+    assert (request.params.seed, request.params.max_tokens, request.params.temperature) == (3, 9, 0.5)
+    assert frontend.live == 1
+    request.say(ids(frontend, " quick"), cached=1)
+    request.say([*ids(frontend, " fox"), 7], finish="stop")
+    deltas = await task
+    assert "".join(delta.text for delta in deltas) == " quick fox"
+    assert [delta.finish_reason for delta in deltas][-1] == "stop"
+    assert deltas[0].cached_tokens == 1
+    assert frontend.live == 0
+
+
 @pytest.mark.parametrize(
     ("params", "interval", "streams", "times_each", "most_guesses"),
     [
