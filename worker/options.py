@@ -242,10 +242,11 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
     kv_offloading_size: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
     """GiB of the host's pinned memory, for all workers of a replica together, in which blocks of the KV cache
-    are kept that a card is about to forget, so that prompts find them again. On CUDA."""
+    are kept that a card is about to forget, so that prompts find them again; with --kv-cache-dir those that
+    were written last. On CUDA. Default with --kv-cache-dir: 4."""
     kv_cache_dir: Annotated[str | None, OptionDoc(MEMORY)] = None
     """A folder in which blocks of the KV cache are kept, so that prompts which were read once are not read
-    again after a restart, or when memory was needed for others. On the CPU."""
+    again after a restart, or when memory was needed for others."""
     kv_cache_disk_gib: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
     """Most GiB of files there; those that were used longest ago give way. Default: 10."""
     num_gpu_blocks_override: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None

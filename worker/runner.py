@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from worker.cache_tiers.host_store import Store
+from worker.cache_tiers.tiered_store import Store
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.selection import open_device

@@ -110,12 +110,55 @@ def test_sleep_and_a_reset_empty_it(llama: Path) -> None:
         assert stats.prefix_hits == 0 and stats.host is not None and not stats.host.read
 
 
+def restart(folder: Path, files: Path, **options: object) -> None:
+    """Ask, and ask an engine that was started again: the same bits, and nothing is computed twice."""
+    with serving(folder, kv_cache_dir=str(files), **options) as engine:
+        first = ask(engine, 1, TEXT)
+        for id, text in enumerate(OTHERS, 2):
+            ask(engine, id, text)
+        assert engine.stats().host is None
+    with serving(folder, kv_cache_dir=str(files), **options) as engine:
+        assert ask(engine, 1, TEXT) == first
+        stats = engine.stats()
+        assert stats.disk is not None and stats.disk.read and not stats.disk.failures
+        assert stats.prefix_hits == 384
+
+
+def test_with_a_folder_they_outlive_the_engine(llama: Path, tmp_path: Path) -> None:
+    restart(llama, tmp_path)
+
+
+def test_states_outlive_the_engine(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
+    restart(folder, tmp_path / "files", state_snapshots=3)
+
+
+def test_without_the_folder_memory_is_kept(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    with serving(llama, kv_cache_dir=str(file)) as engine:
+        come_back(engine)
+    assert "nothing is kept on disk, because" in caplog.text
+
+
+def test_with_a_folder_a_reset_removes_them(llama: Path, tmp_path: Path) -> None:
+    with serving(llama, kv_cache_dir=str(tmp_path)) as engine:
+        ask(engine, 1, TEXT)
+        engine.fall_asleep()
+        engine.reset_prefix_cache()
+        engine.wake()
+        ask(engine, 2, TEXT)
+        assert engine.stats().prefix_hits == 0
+
+
 def test_memory_that_is_not_there_is_refused(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"takes 1000000.00 GiB of this machine's memory, and .* lower it"):
         Engine.start(engine_config(llama, **SIZES, kv_offloading_size=1e6), lambda _: None)
     with serving(llama, gib=1e-6) as engine:
         assert engine.stats().host is None
-    assert "are less than a block" in caplog.text
+    assert "are less than two blocks" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from worker.cache_tiers.block_files import (
 )
 from worker.cache_tiers.block_folder import BlockFolder
 from worker.cache_tiers.block_read import BlockRead, ReadPace
-from worker.cache_tiers.record_memory import BlockPieces
+from worker.cache_tiers.record_memory import RecordMemory
 from worker.protocol import DiskTotals
 
 _AT_ONCE = 16 << 20
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 class BlockStore:
     room = None
 
-    def __init__(self, folder: BlockFolder, memory: BlockPieces) -> None:
+    def __init__(self, folder: BlockFolder, memory: RecordMemory) -> None:
         self.block_bytes = memory.record_bytes
         self.most = max(1, _AT_ONCE // self.block_bytes)
         """The most blocks that are written at once."""
@@ -62,7 +62,7 @@ class BlockStore:
         self.version = 0
         """This changes whenever other names are found."""
         self._folder = folder
-        self._memory: BlockPieces | None = memory
+        self._memory: RecordMemory | None = memory
         self._record_bytes = padded(self.block_bytes)
         self._files: dict[str, BlockFile | None] = {}
         """The files that were looked at, by name; None: one that is of no use."""

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.cache_tiers.block_files import Bytes
 from worker.capacity import GIB
 from worker.host.memory import huge_pages
 
@@ -111,6 +112,10 @@ class HostCopies:
     def ready(self) -> int:
         """The number of first slots that can be used already."""
         return self._memory.ready
+
+    def record(self, slot: int) -> Bytes:
+        """The bytes of a record in the host's memory."""
+        return self._memory[slot].numpy()
 
     def save(self, places: Sequence[int], slots: Sequence[int]) -> Mark:
         """Copy records to the host as they are now. The next ones may be saved when these are there."""

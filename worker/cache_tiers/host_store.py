@@ -14,8 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from worker.cache_tiers.block_read import BlockRead, ReadPace
-from worker.cache_tiers.block_store import BlockStore
-from worker.cache_tiers.host_copies import HostCopies, Mark
+from worker.cache_tiers.host_copies import AtOnce, HostCopies, Mark
 from worker.protocol import DiskTotals
 
 _log = logging.getLogger(__name__)
@@ -24,8 +23,9 @@ _log = logging.getLogger(__name__)
 class HostStore:
     write_seconds = pause = 0.0
 
-    def __init__(self, copies: HostCopies, states: HostStore | None = None) -> None:
-        self.room = copies.slots
+    def __init__(self, copies: HostCopies, states: HostStore | None = None, first: int = 0) -> None:
+        """`first`: the first slot for records that are saved; those before it are left to others."""
+        self.room = copies.slots - first
         """The most records that are held."""
         self.block_bytes, self.most = copies.record_bytes, min(copies.most, self.room)
         self.states = states
@@ -37,15 +37,20 @@ class HostStore:
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         """The slot of each record, the least recently used first."""
         self._free: list[int] = []
-        self._used = 0  # slots before this one hold a record, or have held one
+        self._used = first  # slots before this one hold a record, or have held one
         self._lock = threading.Lock()  # held while slots are given away, or copies are started
         self._rests = threading.Event()
         self._rests.set()
-        self._is_broken = False
+        self.is_broken = False
         """Whether a copy has failed: nothing is found or saved any more."""
         self._written = self._read = self._failures = 0
         self._after_steps: Callable[[Callable[[], None]], object] = lambda task: task()
         self._tell: Callable[[object], None] = lambda _: None
+        self.saved: Callable[[list[bytes], list[int]], None] = lambda _, __: None
+        """A function that is told names, and the slots in which their records are now."""
+        self.fetch: Callable[[BlockRead, int], int | None] = lambda _, lost: lost
+        """A function that has records of a read, from one on that is not here, fetched from elsewhere, and
+        returns the index of the first one that is lost already, if one is."""
         self._under_way: SimpleQueue[tuple[Mark, Callable[[], None]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._wait_for_all, name="host-copies", daemon=True)
         self._thread.start()
@@ -63,25 +68,29 @@ class HostStore:
         """Take a function that is called when something is done."""
         self._tell = tell
 
-    def close(self) -> None:
-        """End what was begun, and give the memory back. Nothing is found any more."""
-        if self.states is not None:
-            self.states.close()
+    def stop(self) -> None:
+        """Begin nothing any more, and end what was begun."""
         self._after_steps, self._tell = lambda _: None, lambda _: None
         self._under_way.put(None)
         self._thread.join()
+
+    def close(self) -> None:
+        """Give the memory back. Nothing is found any more."""
+        if self.states is not None:
+            self.states.close()
+        self.stop()
         self._slots.clear()
         self._copies.close()
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._slots and not self._is_broken
+        return name in self._slots and not self.is_broken
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def names(self) -> set[bytes]:
         """The names of all records that can be found."""
-        return set() if self._is_broken else set(self._slots)
+        return set() if self.is_broken else set(self._slots)
 
     @property
     def totals(self) -> DiskTotals:
@@ -97,7 +106,7 @@ class HostStore:
     @property
     def may_write(self) -> bool:
         """Whether no records are being saved."""
-        return self._rests.is_set() and not self._is_broken
+        return self._rests.is_set() and not self.is_broken
 
     def rest(self, seconds: float) -> bool:
         """Wait until no records are being saved -> whether that is so."""
@@ -130,6 +139,23 @@ class HostStore:
         """Wait until a read is done, but no longer than so many seconds."""
         read.done.wait(max(0.0, seconds))
 
+    def bring(
+        self, read: BlockRead, first: int, slots: Sequence[int], lost: Sequence[int], then: Callable[[], None]
+    ) -> None:
+        """Bring records of a read, from `first` on, out of slots that others have filled, or none if it was
+        given up.
+
+        `lost`: the indices of those that do not come. `then`: called when all is done.
+        """
+
+        def landed() -> None:
+            self._land(read, range(first, first + len(slots)), lost)
+            then()
+
+        with self._lock:
+            mark = None if read.is_given_up else self._start(slots, read.blocks[first : first + len(slots)])
+        self._under_way.put((mark or AtOnce(), landed))  # behind what was started before
+
     # In the thread that runs steps.
 
     def _save(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
@@ -138,7 +164,7 @@ class HostStore:
             taken = {name: (block, slot) for name, block in new if (slot := self._take_slot()) is not None}
             mark = None
             try:
-                if taken and not self._is_broken:
+                if taken and not self.is_broken:
                     mark = self._copies.save(*zip(*taken.values(), strict=True))
             except Exception as error:
                 self._fail(error)
@@ -150,7 +176,8 @@ class HostStore:
             self._rests.set()
             self._tell(None)
         else:
-            self._under_way.put((mark, self._rests.set))
+            slots = {name: slot for name, (_, slot) in taken.items()}
+            self._under_way.put((mark, partial(self._tell_saved, slots)))
 
     def _take_slot(self) -> int | None:
         if self._free:
@@ -176,6 +203,8 @@ class HostStore:
             for index in reversed(found):  # of one prompt the beginning goes last
                 self._slots.move_to_end(read.names[index])
             mark = self._start([*found.values()], [read.blocks[index] for index in found])
+        if lost is not None:
+            lost = self.fetch(read, lost)
         landed = partial(self._land, read, [*found], [] if lost is None else [lost])
         if mark is None:
             landed()
@@ -197,7 +226,7 @@ class HostStore:
     def _start(self, slots: Sequence[int], places: Sequence[int]) -> Mark | None:
         """Start to bring records -> the point when they are there; None if there are none."""
         try:
-            return self._copies.bring(slots, places) if slots and not self._is_broken else None
+            return self._copies.bring(slots, places) if slots and not self.is_broken else None
         except Exception as error:
             self._fail(error)
             return None
@@ -214,9 +243,14 @@ class HostStore:
             landed()
             self._tell(None)
 
+    def _tell_saved(self, slots: dict[bytes, int]) -> None:
+        if not self.is_broken:
+            self.saved([*slots], [*slots.values()])
+        self._rests.set()
+
     def _land(self, read: BlockRead, found: Sequence[int], lost: Sequence[int]) -> None:
         for index in found:
-            read.land(index, None if self._is_broken else lambda: None)  # the device has brought it
+            read.land(index, None if self.is_broken else lambda: None)  # the device has brought it
         for index in lost:
             read.land(index, None)
 
@@ -224,10 +258,6 @@ class HostStore:
         """Use nothing of it any more: after an error nobody knows what was copied."""
         self._failures += 1
         self.version += 1
-        if not self._is_broken:
-            self._is_broken = True
+        if not self.is_broken:
+            self.is_broken = True
             _log.warning("--kv-offloading-size: a copy failed, and nothing more is kept there: %s", error)
-
-
-Store = BlockStore | HostStore
-"""The type of what keeps records elsewhere."""

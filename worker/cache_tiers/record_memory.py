@@ -21,6 +21,20 @@ class BlockMemory(Protocol):
     def make_pages(self, blocks: int) -> None: ...
 
 
+class RecordMemory(Protocol):
+    """Memory in which records of one size have places."""
+
+    @property
+    def record_bytes(self) -> int: ...
+    def copy(self, place: int, into: Bytes) -> None:
+        """Copy a record to the beginning of `into`."""
+        ...
+
+    def bring(self, place: int, record: Bytes) -> None:
+        """Put a record that begins these bytes into its place."""
+        ...
+
+
 class BlockPieces:
     """Blocks, or states, of which each part of the cache has a piece: [blocks, bytes] in each part."""
 

@@ -47,11 +47,6 @@ def _find_device(config: WorkerConfig) -> Device:
                     f"--quantization {made} is for the CPU: pass --device cpu, or leave it "
                     "out to serve the weights as they are on CUDA; fp8 is made there"
                 )
-            if asked.kv_cache_dir is not None:
-                raise ValueError(
-                    "--kv-cache-dir keeps a CPU's cache on disk: --kv-offloading-size keeps a card's in the "
-                    "host's memory"
-                )
             if asked.quantized_inputs != "auto":
                 raise ValueError(
                     f"--quantized-inputs {asked.quantized_inputs} is for the CPU: leave it out on CUDA"

@@ -11,7 +11,7 @@ from worker.cache_tiers.block_read import BlockRead
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
 
 if TYPE_CHECKING:  # a rank's process listens before it loads torch, which stores import
-    from worker.cache_tiers.host_store import Store
+    from worker.cache_tiers.tiered_store import Store
 
 
 class RankDisk:

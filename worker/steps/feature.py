@@ -17,8 +17,8 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.layers.attention import CachedAttention
 from models.model import Forward
-from worker.cache_tiers.host_store import Store
 from worker.cache_tiers.record_memory import BlockMemory
+from worker.cache_tiers.tiered_store import Store
 from worker.capacity import CacheBudget, WorkerLimits
 from worker.protocol import NewSeq, StepInput
 from worker.sampling.sampler import SampleTargets

@@ -16,9 +16,10 @@ from models.fingerprint import digest_weights
 from worker.cache_tiers.block_files import Bytes
 from worker.cache_tiers.block_folder import BlockFolder
 from worker.cache_tiers.block_store import BlockStore
-from worker.cache_tiers.host_copies import MOST_STAGED
-from worker.cache_tiers.host_store import HostStore, Store
-from worker.cache_tiers.record_memory import BlockMemory, BlockPieces
+from worker.cache_tiers.host_copies import MOST_STAGED, HostCopies
+from worker.cache_tiers.host_store import HostStore
+from worker.cache_tiers.record_memory import BlockMemory, BlockPieces, RecordMemory
+from worker.cache_tiers.tiered_store import PinnedMemory, Store, TieredStore
 from worker.capacity import GIB, CacheBudget, WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
@@ -29,6 +30,10 @@ from worker.worker_facts import WorkerFacts
 _FORMAT = 1
 """Changes whenever blocks of the same tokens get other names, or their parts another order."""
 _DEFAULT_GIB = 10.0
+_DEFAULT_MEMORY_GIB = 4.0
+"""The GiB of the host's memory through which blocks of a card go to files, if none are asked for: half of
+what is available at most."""
+_LEAST_SLOTS = 2  # one for what is saved, and one for what comes from files
 _STATES_PART = 4
 """Where there are states, they get this part of the host's memory."""
 
@@ -50,15 +55,17 @@ class CacheRecords(Feature):
     ) -> None:
         """`states` tells the memory of states once there is some."""
         self._config, self._device, self._states = config, device, states
-        self._folder = config.options.kv_cache_dir
-        """The folder of a CPU's blocks; None: those of a card go to the host's memory."""
+        options = config.options
+        self._in_memory, self._folder = options.kv_offloading_size is not None, options.kv_cache_dir
+        self._copies = self._in_memory or device.target.type != "cpu"
+        """Whether blocks are copied to the host's memory: a card's go to files through it, too."""
 
     def take(self, limits: WorkerLimits, budget: CacheBudget) -> Taken:
         """Take what records pass through on their way to the host's memory, and back."""
-        return Taken(limits, 4 * MOST_STAGED if self._folder is None else 0, "copies to the host")
+        return Taken(limits, 4 * MOST_STAGED if self._copies else 0, "copies to the host")
 
     def open_store(self, facts: WorkerFacts, blocks: BlockMemory) -> Store | None:
-        """Open the folder that the operator names, or the memory; None if it cannot be used."""
+        """Open the folder that the operator names, or the memory, or both; None if neither can be used."""
         kept = "--kv-offloading-size: nothing is kept in the host's memory"
         if self._folder is not None:
             kept = "--kv-cache-dir: nothing is kept on disk"
@@ -66,24 +73,37 @@ class CacheRecords(Feature):
         if (reason := _nothing_to_keep(facts) or without) is not None:
             _log.warning("%s, because %s", kept, reason)
             return None
-        if self._folder is None:
-            self._store = self._open_memory(facts, blocks)
-        else:
-            try:
-                self._store = self._open_files(facts, Path(self._folder), blocks)
-            except OSError as error:
-                _log.warning("%s, because %s cannot be used: %s", kept, self._folder, error)
+        copies = self._make_copies(facts, blocks) if self._copies else []
+        if self._copies and not copies:
+            return None
+        self._store = self._open(facts, blocks, copies, kept)
         return self._store
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
 
-    def _open_memory(self, facts: WorkerFacts, blocks: BlockMemory) -> HostStore | None:
-        """Take this rank's share of the host's memory: for blocks, and for states if there are some; None, if
-        that is too little. Raises ValueError if the machine has less than was asked for."""
+    def _open(
+        self, facts: WorkerFacts, blocks: BlockMemory, copies: Sequence[HostCopies], kept: str
+    ) -> Store | None:
+        if self._folder is not None:
+            try:
+                return self._open_files(facts, Path(self._folder), blocks, copies)
+            except OSError as error:
+                _log.warning("%s, because %s cannot be used: %s", kept, self._folder, error)
+        if self._in_memory:
+            return HostStore(copies[0], HostStore(copies[1]) if copies[1:] else None)
+        for each in copies:
+            each.close()
+        return None
+
+    def _make_copies(self, facts: WorkerFacts, blocks: BlockMemory) -> list[HostCopies]:
+        """Take this rank's share of the host's memory: for blocks, and for states if there are some; nothing,
+        if that is too little. Raises ValueError if the machine has less than was asked for."""
         config, states, available = self._config, self._states(), available_memory()
-        place, gib = config.place, config.options.kv_offloading_size or 0.0
+        place, gib = config.place, config.options.kv_offloading_size
+        if gib is None:
+            gib = min(_DEFAULT_MEMORY_GIB, available / 2 / GIB)
         nbytes, here = int(gib * GIB) // place.size, place.local_ranks
         if nbytes * here > available:
             raise ValueError(
@@ -94,32 +114,45 @@ class CacheRecords(Feature):
         made = [self._device.host_copies(blocks.parts, nbytes - of_states)]
         if states is not None:
             made.append(self._device.host_copies([states.rows(facts.max_num_seqs + 1)], of_states))
-        copies = [each for each in made if each is not None]
+        copies = [each for each in made if each is not None and each.slots >= _LEAST_SLOTS]
         if len(copies) < len(made):
             _log.warning(
-                "--kv-offloading-size: nothing is kept there, because %g GiB are less than a block", gib
+                "--kv-offloading-size: nothing is kept there, because %g GiB are less than two blocks", gib
             )
-            return None
+            return []
         if place.rank == 0:
             tokens = copies[0].slots // len(facts.windows) * facts.block_size
             _log.info("prefixes in the host's memory: %d tokens at most, for all workers %g GiB", tokens, gib)
-        return HostStore(copies[0], HostStore(copies[1]) if copies[1:] else None)
+        return copies
 
-    def _open_files(self, facts: WorkerFacts, folder: Path, blocks: BlockMemory) -> BlockStore:
-        """Open the folder. Raises OSError if it cannot be used."""
+    def _open_files(
+        self, facts: WorkerFacts, folder: Path, blocks: BlockMemory, copies: Sequence[HostCopies]
+    ) -> BlockStore | TieredStore:
+        """Open the folder. `copies`: the host's memory before files; none if the cache is there itself.
+
+        Raises OSError if the folder cannot be used.
+        """
         config, states = self._config, self._states()
         folder, gib = folder.expanduser().absolute(), config.options.kv_cache_disk_gib
         gib = _DEFAULT_GIB if gib is None else gib
 
-        def opened(kind: str, pieces: Sequence[Bytes]) -> BlockStore:
-            sizes = [piece.shape[1] for piece in pieces]
-            identity = _identity(config, facts, kind, sizes)
-            return BlockStore(BlockFolder(folder, identity, int(gib * GIB)), BlockPieces(pieces))
+        def opened(kind: str, kept: RecordMemory, sizes: Sequence[int]) -> BlockStore:
+            return BlockStore(
+                BlockFolder(folder, _identity(config, facts, kind, sizes), int(gib * GIB)), kept
+            )
 
-        store = opened("blocks", blocks.pieces)
-        store.make_pages = blocks.make_pages
-        if states is not None:
-            store.states = opened("states", [states.remembered(facts.max_num_seqs + 1)])
+        def tiered(kind: str, kept: HostCopies, behind: TieredStore | None = None) -> TieredStore:
+            return TieredStore(kept, opened(kind, PinnedMemory(kept), [kept.record_bytes]), behind)
+
+        if copies:
+            store = tiered("blocks", copies[0], tiered("states", copies[1]) if copies[1:] else None)
+        else:
+            pieces = blocks.pieces
+            store = opened("blocks", BlockPieces(pieces), [piece.shape[1] for piece in pieces])
+            store.make_pages = blocks.make_pages
+            if states is not None:
+                rows = states.remembered(facts.max_num_seqs + 1)
+                store.states = opened("states", BlockPieces([rows]), [rows.shape[1]])
         if config.place.rank == 0:
             _log.info(
                 "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",
