@@ -1,4 +1,4 @@
-"""Blocks that go to the host's pinned memory, and come back: the same bytes, and how fast."""
+"""Blocks that go to the host's pinned memory, and to files, and come back: the same bytes, and how fast."""
 
 import tempfile
 import time
