@@ -52,6 +52,11 @@ class BlockRead:
                 self.done.set()
             return self.done.is_set()
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nothing shall be brought any more."""
+        return not self._end
+
     def give_up(self) -> None:
         """Have nothing more brought into its blocks."""
         with self._lock:
