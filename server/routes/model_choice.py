@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import msgspec
+from fastapi import APIRouter
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -33,6 +34,7 @@ from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.http.connection.body_limits import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
+from server.http.endpoint import Endpoint
 from server.http.error_answers import CLIENT_GONE, error_response
 from server.http.middleware import DEEP
 from server.http.multipart import FormReader, peeked_form
@@ -293,3 +295,12 @@ def with_body(raw: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": raw, "more_body": False}
 
     return receive_again
+
+
+async def forward(request: Request, raw: bytes, path: str, routers: Sequence[APIRouter]) -> Response:
+    """Has the endpoint of another path answer a request whose body was read."""
+    routes = (route for router in routers for route in router.routes)
+    found = next(route for route in routes if isinstance(route, Endpoint) and route.path == path)
+    return await found.respond(
+        Request(request.scope, with_body(raw, request.receive)), state_of(request.scope)
+    )

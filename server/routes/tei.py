@@ -17,7 +17,7 @@ from server.model_facts import Facts, no_task
 from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes import pooling
 from server.routes.answering import ask
-from server.routes.model_choice import with_body
+from server.routes.model_choice import forward
 from server.routes.pooling import label_of, pool_texts
 from server.routes.request_context import frontend_of
 from server.schemas.score_and_rerank import best_first
@@ -122,24 +122,15 @@ class _Posted(msgspec.Struct):
     inputs: msgspec.Raw = msgspec.Raw(b"")
 
 
-_ENDPOINTS = {
-    route.path: route
-    for each in (router, pooling.scores)
-    for route in each.routes
-    if isinstance(route, Endpoint)
-}
-
-
 @router.post("/", dependencies=ENTRY)
 async def post_root(request: Request) -> Response:
     """Answer as /embed, /similarity, /predict or TEI's /rerank does, by what the model is made for.
 
     Hugging Face's `InferenceClient(model=URL)` posts here."""
     raw = bytes(await read_body(request.receive))
-    path = _path_for(raw, frontend_of(request).facts)
-    state = state_of(request.scope)
+    path, state = _path_for(raw, frontend_of(request).facts), state_of(request.scope)
     state.head = {**state.head, DIALECT: b"tei"}
-    return await _ENDPOINTS[path].respond(Request(request.scope, with_body(raw, request.receive)), state)
+    return await forward(request, raw, path, (router, pooling.scores))
 
 
 def _path_for(raw: bytes, facts: Facts) -> str:

@@ -10,13 +10,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.frontend.asks.parts import End, Head
+from server.frontend.asks.parts import End, Head, Part
 from server.http.endpoint import Endpoint, require_ready
 from server.http.sse import DONE_FORM, StreamForm, encode, list_response
 from server.requests.vectors import as_json
 from server.routes.answering import ask, respond
 from server.routes.completions import read_completion
-from server.routes.peers.plain_answers import Choice, PlainWriter
+from server.routes.peers.plain_answers import PlainWriter
 from server.routes.pooling import pool_texts
 from server.routes.request_context import frontend_of, server_of
 from server.schemas.logprobs import chat_logprobs
@@ -45,34 +45,34 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
     """A writer of llama.cpp's answers."""
     running = head.choices
 
-    def write(choice: Choice) -> dict[str, Any]:
+    def write(part: Part) -> dict[str, Any]:
         nonlocal running
-        delta, counts = choice.part.delta, choice.part.counts
-        found = {
-            "index": choice.index,
-            "content": choice.text,
+        delta, counts = part.delta, part.counts
+        found: dict[str, Any] = {
+            "index": part.choice,
+            "content": delta.text,
             "stop": delta.finish_reason is not None,
-            "tokens": choice.ids if body.return_token_ids else [],
+            "tokens": delta.token_ids if body.return_token_ids else [],
             "id_slot": -1,
             "tokens_predicted": counts.output,
             "tokens_evaluated": counts.prompt,
         }
         if body.logprobs is not None:
-            found["completion_probabilities"] = chat_logprobs(choice.ids, choice.logprobs, head.names)
+            found["completion_probabilities"] = chat_logprobs(delta.token_ids, delta.logprobs, head.names)
         if delta.finish_reason is None:
             return found
         running -= 1
         word = delta.stop_reason if isinstance(delta.stop_reason, str) else ""
         return found | {
             "model": head.model,
-            "prompt": head.prompts[choice.index // head.n].text or "",
+            "prompt": head.prompts[part.choice // head.n].text or "",
             "generation_settings": {},
-            "has_new_line": "\n" in choice.text,
+            "has_new_line": "\n" in delta.text,
             "truncated": False,
             "stop_type": "word" if word else _STOPS.get(delta.finish_reason, "none"),
             "stopping_word": word,
             "tokens_cached": counts.cached,
-            **({} if choice.part.end is None else {"timings": _timings(choice.part.end)}),
+            **({} if part.end is None else {"timings": _timings(part.end)}),
         }
 
     form = StreamForm(lambda _: running == 0, DONE_FORM.error_event)

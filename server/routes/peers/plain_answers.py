@@ -7,29 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Response
+from msgspec.structs import replace
 
 from server.frontend.asks.parts import Part
 from server.http.sse import JSON, StreamForm, encode
-from worker.protocol import TokenLogprobs
-
-
-@dataclass
-class Choice:
-    """One choice, as far as it has come, or what is new of it."""
-
-    index: int
-    part: Part
-    """Its last part, with the counts so far."""
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass
 class PlainWriter:
-    """Writes each choice by a function, whole or as events."""
+    """Writes each choice by a function of a part of it, or of all its parts as one."""
 
-    write: Callable[[Choice], dict[str, Any]]
+    write: Callable[[Part], dict[str, Any]]
     form: StreamForm
     is_list: bool
     """Whether the whole answer is a list."""
@@ -37,24 +25,26 @@ class PlainWriter:
     """Whether an event has all of its choice so far, and not only what is new."""
     closing: bytes = b""
     """The last event."""
-    _choices: dict[int, Choice] = field(default_factory=dict)
+    _choices: dict[int, Part] = field(default_factory=dict)
 
     def push(self, part: Part) -> bytes:
         self.take([part])
-        choice = self._choices[part.choice] if self.repeats else self._choices.pop(part.choice)
-        return b"data: " + encode(self.write(choice)) + b"\n\n"
+        known = self._choices[part.choice] if self.repeats else self._choices.pop(part.choice)
+        return b"data: " + encode(self.write(known)) + b"\n\n"
 
     def last_events(self, end: object) -> bytes:
         return self.closing
 
     def take(self, parts: list[Part]) -> None:
         for part in parts:
-            choice, delta = self._choices.setdefault(part.choice, Choice(part.choice, part)), part.delta
-            choice.part, choice.text = part, choice.text + delta.text
-            choice.ids += delta.token_ids
-            choice.logprobs += delta.logprobs
+            if (known := self._choices.get(part.choice)) is not None:
+                before, delta = known.delta, part.delta
+                ids, logprobs = before.token_ids + delta.token_ids, before.logprobs + delta.logprobs
+                delta = replace(delta, text=before.text + delta.text, token_ids=ids, logprobs=logprobs)
+                part = replace(part, delta=delta)
+            self._choices[part.choice] = part
 
     @property
     def answer(self) -> Response:
-        found = [self.write(choice) for _, choice in sorted(self._choices.items())]
+        found = [self.write(part) for _, part in sorted(self._choices.items())]
         return Response(encode(found if self.is_list else found[0]), media_type=JSON)

@@ -5,24 +5,18 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.access.request_state import state_of
 from server.errors import BadRequest
 from server.http.connection.body_limits import most_bytes, read_body
 from server.http.endpoint import ENTRY, Endpoint
 from server.model_facts import GENERATE, POOLING, Facts
 from server.routes import chat, completions, pooling
-from server.routes.model_choice import with_body
+from server.routes.model_choice import forward
 from server.routes.request_context import frontend_of
 from server.schemas.score_and_rerank import KEYS
 
 router = APIRouter(route_class=Endpoint, tags=["SageMaker"])
 
-_ENDPOINTS = {
-    route.path: route
-    for each in (chat.router, completions.router, pooling.router, pooling.scores)
-    for route in each.routes
-    if isinstance(route, Endpoint)
-}
+_ROUTERS = (chat.router, completions.router, pooling.router, pooling.scores)
 _TEXTS = ({"input"}, {"messages"})
 _Form = tuple[str, tuple[set[str], ...]]
 """A path, and the fields of which its bodies have one set."""
@@ -48,10 +42,9 @@ async def invoke(request: Request) -> Response:
     """Answer as the endpoint does whose fields the body has, by vLLM's rule: `messages` as chat completions,
     `prompt` as completions, `input` as embeddings or /classify, `query` and `documents` as /rerank, `text_1`
     and `text_2` as /score."""
-    frontend, state = frontend_of(request), state_of(request.scope)
+    frontend = frontend_of(request)
     raw = bytes(await read_body(request.receive, most=most_bytes(frontend.media)))
-    endpoint = _ENDPOINTS[_path_for(raw, frontend.facts)]
-    return await endpoint.respond(Request(request.scope, with_body(raw, request.receive)), state)
+    return await forward(request, raw, _path_for(raw, frontend.facts), _ROUTERS)
 
 
 def _path_for(raw: bytes, facts: Facts) -> str:

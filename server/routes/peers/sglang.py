@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.frontend.asks.parts import Head
+from server.frontend.asks.parts import Head, Part
 from server.http.endpoint import Endpoint, require_ready
 from server.http.sse import DONE, DONE_FORM
 from server.model_facts import GENERATE
 from server.routes.answering import ask, respond
 from server.routes.completions import read_completion
-from server.routes.peers.plain_answers import Choice, PlainWriter
+from server.routes.peers.plain_answers import PlainWriter
 from server.routes.request_context import frontend_of
 from server.schemas.vendor_bodies.sglang import GenerateRequest
 
@@ -33,38 +34,35 @@ def write_generated(head: Head, body: GenerateRequest) -> PlainWriter:
     """A writer of SGLang's answers."""
     several = body.is_batch or head.choices > 1
 
-    def write(choice: Choice) -> dict[str, Any]:
-        counts, end = choice.part.counts, choice.part.end
+    def write(part: Part) -> dict[str, Any]:
+        counts, delta = part.counts, part.delta
         info: dict[str, Any] = {
             "id": head.id,
-            "finish_reason": _finish(choice),
+            "finish_reason": _finish(part),
             "prompt_tokens": counts.prompt,
             "completion_tokens": counts.output,
             "cached_tokens": counts.cached,
         }
-        if end is not None:
-            info["e2e_latency"] = time.monotonic() - end.times.started
+        if part.end is not None:
+            info["e2e_latency"] = time.monotonic() - part.end.times.started
         if body.logprobs is not None:
-            tables = [
-                [(value, id, None) for value, id in zip(each.values, each.ids, strict=True)]
-                for each in choice.logprobs
-            ]
+            tables = [[*zip(each.values, each.ids, repeat(None))] for each in delta.logprobs]
             info["output_token_logprobs"] = [table[0] for table in tables]
             info["output_top_logprobs"] = [table[1:] for table in tables] if body.logprobs else []
-        found = {"text": choice.text, "output_ids": choice.ids, "meta_info": info}
-        return found | ({"index": choice.index} if several and body.stream else {})
+        found = {"text": delta.text, "output_ids": delta.token_ids, "meta_info": info}
+        return found | ({"index": part.choice} if several and body.stream else {})
 
     return PlainWriter(write, DONE_FORM, is_list=several, repeats=True, closing=DONE)
 
 
-def _finish(choice: Choice) -> dict[str, object] | None:
-    reason, matched = choice.part.delta.finish_reason, choice.part.delta.stop_reason
+def _finish(part: Part) -> dict[str, object] | None:
+    reason, ids = part.delta.finish_reason, part.delta.token_ids
     if reason is None:
         return None
     if reason == "length":
-        return {"type": reason, "length": choice.part.counts.output}
-    last = choice.ids[-1] if choice.ids else None
-    return {"type": reason, "matched": last if matched is None else matched}
+        return {"type": reason, "length": part.counts.output}
+    last = ids[-1] if ids else None
+    return {"type": reason, "matched": last if part.delta.stop_reason is None else part.delta.stop_reason}
 
 
 @router.get("/get_model_info", dependencies=[Depends(require_ready)])

@@ -7,13 +7,25 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from server.errors import BadRequest
 from server.schemas.body import MEANINGLESS, Body, Flag, ForeignField, Text, optional
 from server.schemas.completions import FILLS_CONTEXT, CompletionRequest, Prompts
 from server.schemas.tei import EmbedRequest
 
 
-class LlamaCompletion(CompletionRequest):
-    """Fields of /v1/completions, where an answer fills the context if nothing bounds it."""
+class PlainCompletion(CompletionRequest):
+    """Fields of /v1/completions, but for those that an answer of another form has no place for."""
+
+    @model_validator(mode="after")
+    def check_form(self) -> Self:
+        for name in ("echo", "best_of", "prompt_logprobs", "return_tokens_as_token_ids"):
+            if getattr(self, name) not in (None, False):
+                raise BadRequest(f"`{name}` is for /v1/completions.", name)
+        return self
+
+
+class LlamaCompletion(PlainCompletion):
+    """An answer fills the context if nothing bounds it."""
 
     other_names = {**CompletionRequest.other_names, "return_tokens": "return_token_ids"}
     foreign: ClassVar[Mapping[str, ForeignField]] = {

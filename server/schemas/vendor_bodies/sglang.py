@@ -6,10 +6,10 @@ from pydantic import Field, model_validator
 
 from server.errors import BadRequest
 from server.schemas.body import UNSUPPORTED, Flag, ForeignField
-from server.schemas.completions import CompletionRequest
+from server.schemas.vendor_bodies.llama_cpp import PlainCompletion
 
 
-class GenerateRequest(CompletionRequest):
+class GenerateRequest(PlainCompletion):
     """`text` or `input_ids`, with the parameters of sampling in `sampling_params`."""
 
     unsupported = {
@@ -19,13 +19,13 @@ class GenerateRequest(CompletionRequest):
         "logprob_start_len": (-1,),
     }
     other_names = {
-        **CompletionRequest.other_names,
+        **PlainCompletion.other_names,
         "text": "prompt",
         "input_ids": "prompt",
         "no_stop_trim": "include_stop_str_in_output",
     }
     foreign = {
-        **CompletionRequest.foreign,
+        **PlainCompletion.foreign,
         "return_logprob": ForeignField(lambda value, notes: {"logprobs": 0} if value else {}, "logprobs"),
         "top_logprobs_num": ForeignField(
             lambda value, notes: {"logprobs": value} if value else {}, "logprobs, so many more than drawn."
