@@ -249,7 +249,9 @@ def _conversation(
 
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = _conversation("chat", ChatRequest, prompts.read_chat, Conversation, prompts.work_of_template)
-BATCH_CHAT = _conversation("batch_chat", BatchChatRequest, prompts.read_batch, list[Conversation])
+BATCH_CHAT = _conversation(
+    "batch_chat", BatchChatRequest, prompts.read_batch, list[Conversation], prompts.work_of_template
+)
 RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_response, Conversation)
 MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
 COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)

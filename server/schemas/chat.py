@@ -153,10 +153,13 @@ class BatchChatRequest(ChatRequest):
     """`messages` is a list of conversations, which are answered side by side."""
 
     bounds: ClassVar[Bounds] = {**ChatRequest.bounds, "conversations": (LIMITS.prompts, "conversations")}
-    stand_ins: ClassVar[Mapping[str, object]] = {**ChatRequest.stand_ins, "conversations": []}
+    stand_ins: ClassVar[Mapping[str, object]] = {
+        **ChatRequest.stand_ins,
+        "conversations": [[{"role": "user", "content": ""}]],
+    }
     client_names = {"conversations": "messages"}
 
-    conversations: Annotated[list[Messages], FIRST_ERROR] = Field(default=[], description="From `messages`.")
+    conversations: Annotated[list[Messages], FIRST_ERROR, Field(min_length=1)] = []
 
     @model_validator(mode="before")
     @classmethod
