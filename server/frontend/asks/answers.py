@@ -118,11 +118,9 @@ class Converse(Complete, frozen=True, kw_only=True):
         if conversation.warnings:
             _log.info("request %s: %s", self.terms.id, "; ".join(conversation.warnings))
         warnings = (*conversation.warnings, *plan.warnings)
-        answer: Answer[ConversationHead] = Answer(
-            frontend, self, admission, [plan.bounds] * len(self.prompts), warnings, sampling
-        )
-        choices = len(self.prompts) * sampling.n
-        answer.readers = [ChoiceReader(self.conversation, self.chat, plan) for _ in range(choices)]
+        bounds, choices = [plan.bounds for _ in self.prompts], range(sampling.n)
+        answer: Answer[ConversationHead] = Answer(frontend, self, admission, bounds, warnings, sampling)
+        answer.readers = [ChoiceReader(conversation, self.chat, plan) for _ in self.prompts for _ in choices]
         answer.head = ConversationHead(
             **answer.head_fields(self),
             conversation=conversation,
