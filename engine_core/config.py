@@ -27,6 +27,18 @@ TASKS: tuple[str, ...] = ("generate", "transcription", *(task for task in get_ar
 """Every task that an operator may have an engine offer."""
 
 
+OLD_TASKS: dict[str, dict[str, str]] = {
+    "auto": {},
+    "score": {"runner": "pooling"},
+    "reward": {"runner": "pooling", "convert": "reward"},
+}
+"""Tasks of older versions of vLLM, and the options that ask for the same today."""
+
+
+def _is_old_task(name: str) -> bool:
+    return _runner(name) in (*OLD_TASKS, "embedding")
+
+
 def _runner(name: str) -> str:
     """Refuse vLLM's runner of drafters, with the option that names one."""
     if name == "draft":
@@ -73,7 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint. A model that generates also pools, with the same weights."""
     convert: Annotated[str, OptionDoc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
     """What to make of a model that was trained for something else; auto goes by the checkpoint."""
-    tasks: Annotated[list[str], OptionDoc(MODEL, TASKS, short="--task")] = []
+    tasks: Annotated[list[str], OptionDoc(MODEL, TASKS, short="--task", others=_is_old_task)] = []
     """What to offer, if not all that the model does: generate, transcription, embed, token_embed, classify,
     token_classify, sparse_embed, ner. Commas may divide them."""
     pooler_config: Annotated[dict[str, object], OptionDoc(MODEL)] = {}

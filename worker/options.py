@@ -212,7 +212,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: Annotated[int | None, OptionDoc(MEMORY, least=1, most=1024)] = None
     """Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the
     machine's workers."""
-    gpu_memory_utilization: Annotated[float | None, OptionDoc(MEMORY, least=0.01, most=1)] = None
+    gpu_memory_utilization: Annotated[
+        float | None, OptionDoc(MEMORY, least=0.01, most=1, short="--device-memory-utilization")
+    ] = None
     """Share of the device's memory to use; default on CUDA: 0.92. On the CPU it is the share of the machine's
     or container's memory for weights and KV cache, up to what is available; default there: a cache of 40 % of
     what is available, 4G at most."""

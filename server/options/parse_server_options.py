@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
-from engine_core.config import WORKERS
+from engine_core.config import OLD_TASKS, WORKERS
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
 from server.options.foreign_options import LLAMA_FLAGS, VLLM_FLAGS, read_variables
@@ -105,8 +105,6 @@ class Given(NamedTuple):
     values: dict[str, object]
     tags: list[str]
     """The models that are named without a flag."""
-    by_flag: bool
-    """Whether one is named by --model."""
 
     @property
     def has_several(self) -> bool:
@@ -121,7 +119,7 @@ class Given(NamedTuple):
                 "--memory is shared by several models: name them, or see --kv-cache-memory-bytes"
             )
         values = dict(self.values)
-        _set_model(values, self.tags[0] if self.tags else None, self.by_flag)
+        _set_model(values, self.tags[0] if self.tags else None)
         return _build(values)
 
     def read_models(self, known: Sequence[ModelEntry] = ()) -> list[ModelEntry]:
@@ -200,10 +198,12 @@ def read(
     values = {**variables, **values}
     if len(tags) > 1 and "model" in given:
         tags.append(str(values["model"]))
+    elif tags and "model" in given and tags[0] != values["model"]:
+        notes.append(f"{tags[0]} is served: the model without a flag wins over --model {values['model']}")
     if without_effect:
         flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
         notes.append(f"these flags change nothing here: {flags} (docs/options.md lists all of them)")
-    return Given(values, tags, "model" in given)
+    return Given(values, tags)
 
 
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
@@ -220,7 +220,7 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
         ranked = [name for name in ("RANK", "SIZE") if f"VLLM_DP_{name}" in environ]
         key |= {f"{PREFIX}DATA_PARALLEL_{name}": environ[f"VLLM_DP_{name}"] for name in ranked}
         values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
-        _set_model(values, None, by_flag=False)
+        _set_model(values, None)
         config = _build(values)
         if config.adapters != AdapterOptions():
             raise OptionError("adapters of programs are named by their calls: lora_request=LoRARequest(...)")
@@ -249,9 +249,7 @@ def _load_plugins(environ: Mapping[str, str]) -> None:
         load_general_plugins(",".join(others))
 
 
-def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:
-    if tag is not None and by_flag and tag != values["model"]:
-        raise OptionError(f"two models are named: {tag} and --model {values['model']}; leave out one")
+def _set_model(values: dict[str, object], tag: str | None) -> None:
     if tag is not None:
         values["model"] = tag
     values.setdefault("model", "demo")
@@ -274,6 +272,9 @@ def _build(values: dict[str, object]) -> ServerConfig:
         )
     if values.get("model_impl") == "vllm":
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
+    if values.get("api_server_count") == 0:
+        values.setdefault("headless", True)
+    _read_old_tasks(values)
     config = assemble(ServerConfig, values)
     if config.adapters.need_adapters:
         config = assemble(ServerConfig, {**values, "enable_lora": True})
@@ -281,6 +282,20 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if not config.media.takes_any:
         config = assemble(ServerConfig, {**values, "language_model_only": True})
     return config
+
+
+def _read_old_tasks(values: dict[str, object]) -> None:
+    """Replace the tasks of older versions of vLLM by the options that ask for the same today."""
+    tasks = values.get("tasks")
+    if not isinstance(tasks, list):
+        return
+    for name in OLD_TASKS:
+        if name in tasks:
+            for field, value in OLD_TASKS[name].items():
+                if values.setdefault(field, value) != value:
+                    raise OptionError(f"--tasks {name} is --{field} {value}, and another is given")
+    kept = ["embed" if task == "embedding" else task for task in tasks if task not in OLD_TASKS]
+    values["tasks"] = list(dict.fromkeys(kept))
 
 
 def _add_guesses(values: dict[str, object]) -> None:

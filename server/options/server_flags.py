@@ -119,9 +119,9 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug_steps: Annotated[bool, OptionDoc(LOGS)] = False
     """Name in the log, by its stack, each part of an engine's steps that takes five times as long as is
     expected, and more than 50 ms."""
-    uvicorn_log_level: Annotated[str, OptionDoc(LOGS, ("critical", "error", "warning", "info", "debug"))] = (
-        "info"
-    )
+    uvicorn_log_level: Annotated[
+        str, OptionDoc(LOGS, ("critical", "error", "warning", "info", "debug"), short="--log-level")
+    ] = "info"
     """What to log."""
     log_format: Annotated[str, OptionDoc(LOGS, ("text", "json"))] = "text"
     """Lines of the log: text for people, json for programs."""
@@ -306,7 +306,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """No API here: only workers (--nnodes) or replicas for another machine's API."""
 
     api_server_count: Annotated[int, OptionDoc(LOGS, least=0, most=64, short="-asc")] = 1
-    """API processes that share the port, for very many small requests; 0 goes with --headless."""
+    """API processes that share the port, for very many small requests; 0 is --headless."""
     shutdown_timeout: Annotated[float, OptionDoc(LOGS, least=0)] = 25.0
     """Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of the 30
     that Kubernetes and systemd units usually grant."""

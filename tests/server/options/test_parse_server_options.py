@@ -79,6 +79,12 @@ def test_dashes_and_underscores_are_the_same() -> None:
         ("--dtype", "float", "dtype", "float32"),
         ("--hf-overrides", '{"a": {"b": 1}}', "hf_overrides", {"a": {"b": 1}}),
         ("--gpu-memory-utilization", "0.5", "gpu_memory_utilization", 0.5),
+        ("--device-memory-utilization", "0.5", "gpu_memory_utilization", 0.5),
+        ("--log-level", "debug", "uvicorn_log_level", "debug"),
+        ("--task", "embedding", "tasks", ["embed"]),
+        ("--task", "score", "runner", "pooling"),
+        ("--task", "score", "tasks", []),
+        ("--task", "reward", "convert", "reward"),
         ("--model-impl", "vllm", "model_impl", "facet"),
         ("--tasks", "embed,classify", "tasks", ["embed", "classify"]),
         ("--tasks", '["embed", "generate"]', "tasks", ["embed", "generate"]),
@@ -87,6 +93,12 @@ def test_dashes_and_underscores_are_the_same() -> None:
 )
 def test_written_forms(flag: str, written: str, field: str, value: object) -> None:
     assert flatten(read(flag, written))[field] == value
+
+
+def test_a_model_without_a_flag_wins_over_that_of_the_flag() -> None:
+    notes: list[str] = []
+    assert parse(["a", "--model", "b"], {}, notes=notes).engine.model == "a"
+    assert notes == ["a is served: the model without a flag wins over --model b"]
 
 
 def test_switches_go_both_ways() -> None:
@@ -144,7 +156,6 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--max-model-len", "long"], "is not a size"),
         (["--hf-overrides", "{"], "--hf-overrides: not JSON"),
         (["--hf-overrides", "[]"], "must be a JSON object"),
-        (["a", "--model", "b"], "two models are named"),
         (["--api-key", ""], "an empty key protects nothing"),
         (["--ssl-keyfile", "k"], "go together"),
         (["--ssl-ca-certs", "c"], "plain HTTP cannot: give --ssl-certfile and --ssl-keyfile too"),
@@ -153,7 +164,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--ssl-cert-reqs", "2", *HTTPS], "--ssl-cert-reqs 2 needs --ssl-ca-certs, the authorities"),
         (["--ssl-cert-reqs", "0", "--ssl-ca-certs", "c", *HTTPS], "would ask no client for a certificate"),
         (["--ssl-cert-reqs", "3", *HTTPS], "--ssl-cert-reqs: must be at most 2"),
-        (["--api-server-count", "0"], "--api-server-count 0 goes with --headless"),
+        (["--api-server-count", "0"], "which runs replicas for another machine's API"),
+        (["--api-server-count", "0", "--no-headless"], "--api-server-count 0 goes with --headless"),
         (["--h11-max-header-count", "0"], "--h11-max-header-count: must be at least 8"),
         (["--scheduler-cls", "a.B"], "--logits-processors and --worker-extension-cls run code"),
         (["--worker-cls", "a.B"], "run code in a worker; leave it out, or give auto"),
@@ -165,6 +177,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, transcription, embed"),
         (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
+        (["--task", "draft"], "--tasks: a draft model answers no requests"),
+        (["--task", "reward", "--convert", "embed"], "--tasks reward is --convert reward, and another"),
         (["--runner", "draft"], "a draft model answers no requests; it belongs into --speculative-config"),
         (["--runner", "x"], "'x' is not one of auto, generate, pooling"),
     ],

@@ -66,8 +66,8 @@ def test_machines_and_replicas_must_make_sense_together(arguments: list[str], me
 
 
 def test_a_machine_without_an_api_needs_no_api_process() -> None:
-    headless = ("-dp", "2", "--headless", "--data-parallel-start-rank", "1", *KEY)
-    assert read("--api-server-count", "0", *headless).api_server_count == 0
+    config = read("--api-server-count", "0", "-dp", "2", "--data-parallel-start-rank", "1", *KEY)
+    assert (config.api_server_count, config.headless) == (0, True)
 
 
 def test_which_replicas_run_here() -> None:

@@ -58,7 +58,6 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--task score", "--tasks: 'score' is not one of generate, transcription, embed"),
         ("--override-pooler-config '{}x'", "is --pooler-config here"),
         ("--kv-cache-memory 1000", "--kv-cache-memory-bytes"),
         ("--hf-token secret", "the variable HF_TOKEN"),
