@@ -44,9 +44,8 @@ def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversatio
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
     chat = _arranged(body.chat, context)
-    cut = body.truncation == "auto"
-    found = _read_fitting(chat, context, context.facts.max_model_len) if cut else read_chat(chat, context)
-    return _warned(found, body.warnings)
+    most = context.facts.max_model_len if body.truncation == "auto" else None
+    return _warned(_read_fitting(chat, context, most), body.warnings)
 
 
 def _warned(found: Conversation, warnings: list[str]) -> Conversation:
@@ -69,8 +68,8 @@ def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
         chat, text = body.chat, body.prompt or ""
         text = write_infill(text, body.suffix, context.tokenizer) if body.suffix else text
         return read_raw(text, chat, context)
-    chat, most = _arranged(body.chat, context), body.asked.window(context.facts.max_model_len)
-    return read_chat(chat, context) if body.truncate is False else _read_fitting(chat, context, most)
+    most = None if body.truncate is False else body.asked.window(context.facts.max_model_len)
+    return _read_continued(_arranged(body.chat, context), lambda chat: _read_fitting(chat, context, most))
 
 
 def count_tokens(body: Asks, context: ReadingContext) -> int:
@@ -89,15 +88,16 @@ def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
     return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
 
 
-def _read_fitting(chat: ChatRequest, context: ReadingContext, most: int) -> Conversation:
-    """Reads a conversation, and once more without its oldest turns if it has `most` tokens or more."""
+def _read_fitting(chat: ChatRequest, context: ReadingContext, most: int | None) -> Conversation:
+    """Reads a conversation, and once more without its oldest turns if it has `most` tokens or more. None: it
+    is read whole."""
     try:
         found = read_chat(chat, context)
     except BadRequest as error:
-        if error.param not in _TOO_LONG:
+        if most is None or error.param not in _TOO_LONG:
             raise
     else:
-        if found.prompt.length < most:
+        if most is None or found.prompt.length < most:
             return found
     return read_chat(_shortened(chat, context, most), context)
 

@@ -225,11 +225,11 @@ def write_answered(
     style: AnswerStyle | None = None,
 ) -> Written:
     """Renders a conversation of which parts may be embeddings in place of tokens."""
-    if not [None for message in messages if type(message.content) is list]:
-        return write_conversation(options, messages, context, style)
-    shown, files = take_row_files(messages)
+    if not [None for message in messages if message.role != "user" or type(message.content) is list]:
+        return write_conversation(options, messages, context, style)  # no history, and no files
+    messages, files = take_row_files(messages)
     write = partial(write_conversation, options, context=context, style=style)
-    written = write_restated(shown, context.tokenizer.chat, context.facts.media, write)
+    written = write_restated(messages, context.tokenizer.chat, context.facts.media, write)
     return with_row_files(written, files) if files else written
 
 

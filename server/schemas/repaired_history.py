@@ -92,8 +92,7 @@ def repaired(message: Any, repairs: Repairs) -> Any:
         if thoughts and not found.get("reasoning_content"):  # where templates look for reasoning
             found["reasoning_content"] = found["reasoning"] = _clean(thoughts)
     if (calls := message.get("tool_calls")) is not None:
-        each = calls if isinstance(calls, list) else [calls]
-        found["tool_calls"] = [_call(call, repairs) for call in each] or None
+        found["tool_calls"] = [_call(call, repairs) for call in listed(calls)] or None
     return found
 
 
@@ -133,6 +132,11 @@ def _call(call: Any, repairs: Repairs) -> dict[str, Any]:
         name = "unnamed"
     function = {"name": _clean(name), "arguments": arguments_of(inside.get("arguments"), repairs)}
     return {**call, "id": _clean(text_in(id)) or None, "type": "function", "function": function}
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, or what should have been one as its only entry."""
+    return value if isinstance(value, list) else [value]
 
 
 def arguments_of(given: Any, repairs: Repairs) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Histories as coding agents send them, and damage as models, tools and other servers do it to them.
 
-Claude Code speaks Messages, Codex Responses, and opencode chat completions. Damage is done to what the
-assistant and its tools have written alone, by rules drawn from a seed.
+Claude Code speaks Messages, Codex Responses, and opencode chat completions or Ollama's chat. Damage is done
+to what the assistant and its tools have written alone, by rules drawn from a seed.
 """
 
 from __future__ import annotations
@@ -116,10 +116,27 @@ def opencode(random: Random) -> Body:
     return {"model": "tiny", "max_tokens": 1, "messages": said, "tools": tools}
 
 
+def ollama(random: Random) -> Body:
+    """The same session in Ollama's form, where calls have no ids and arguments are objects."""
+    body = opencode(random)
+    for message in body["messages"]:
+        content = message["content"] or ""
+        message["content"] = content if isinstance(content, str) else content[0]["text"]
+        message["thinking"] = message.pop("reasoning_content", "")
+        if message.pop("tool_call_id", None):
+            message |= {"tool_name": "read", "images": []}
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            del call["id"], call["type"]
+    options = {"num_predict": body.pop("max_tokens")}
+    return {**body, "options": options, "stream": False}
+
+
 AGENTS: dict[str, Callable[[Random], Body]] = {
     "/v1/messages": claude_code,
     "/v1/responses": codex,
     "/v1/chat/completions": opencode,
+    "/api/chat": ollama,
 }
 """By the path that it asks, what makes a session of an agent."""
 
@@ -170,6 +187,9 @@ FOREIGN: dict[str, tuple[Body, ...]] = {
 }
 
 
+FOREIGN["/api/chat"] = FOREIGN["/v1/chat/completions"]
+
+
 def damaged(path: str, body: Body, random: Random) -> Body:
     """Returns a copy of an agent's body with one to four things wrong in what models and tools wrote."""
     body = copy.deepcopy(body)
@@ -185,7 +205,7 @@ def _written(path: str, body: Body) -> list[Place]:
     found: list[Place] = []
     for number, message in enumerate(body["messages"]):
         role, content = message["role"], message.get("content")
-        if role in ("assistant", "tool") and path == "/v1/chat/completions":
+        if role in ("assistant", "tool") and path != "/v1/messages":
             found.append((body["messages"], number))
         for inside in (content, message.get("tool_calls")):
             if isinstance(inside, list):
