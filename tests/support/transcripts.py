@@ -45,7 +45,9 @@ _VOLATILE = re.compile(
     r"|version|(tokenize|answer|total)_ms"
 )
 """Fields whose values say when and where a request ran."""
-_OF_A_SERVER = re.compile(_VOLATILE.pattern + r"|cached_tokens|cache_\w+_tokens|retry-after|sequence_number")
+_OF_A_SERVER = re.compile(
+    _VOLATILE.pattern + r"|cached_tokens|cache_\w+_tokens|input_tokens|retry-after|sequence_number"
+)
 """The same for a real server, which other tests may have asked, too."""
 _GROWING = frozenset(
     {
