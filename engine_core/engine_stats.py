@@ -95,6 +95,10 @@ class GuessTotals(msgspec.Struct, frozen=True, gc=False):
     held: list[int]
     """How often the first guess of a draft held, how often the second one, and so on."""
 
+    @property
+    def accepted(self) -> int:
+        return sum(self.held)
+
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
     """The times of a request in seconds, as the engine measured them."""

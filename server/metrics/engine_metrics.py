@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,14 +17,15 @@ from engine_core.engine_stats import (
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
+    AdapterStats,
     Buckets,
     GuessTotals,
     Stats,
+    StepBuckets,
 )
-from worker.protocol import DiskTotals
 
 LABELS = ["model_name", "engine"]
-KeptMetrics = Iterable[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, str]]
+Shown = Iterable[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, str]]
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 
@@ -45,17 +47,21 @@ class EngineNumbers(Collector):
         stats_of = {str(one.number): one.stats for one in replicas if one.stats is not None}
         if not stats_of:
             return
-        for kind, name, field, text in _NUMBERS:
-            family = kind(name, text, labels=LABELS)
-            for number, stats in stats_of.items():
-                family.add_metric([self._model, number], getattr(stats, field))
-            yield family
+        yield from self._numbers(stats_of, _NUMBERS)
         yield self._waiting(stats_of)
-        yield from self._steps(stats_of)
-        yield from self._guesses(stats_of)
-        yield from self._kept({number: stats.disk for number, stats in stats_of.items()}, _DISK)
-        yield from self._kept({number: stats.host for number, stats in stats_of.items()}, _HOST)
-        yield from self._adapters(stats_of)
+        yield from self._steps(_told(stats_of, "landed"))
+        yield from self._guesses(_told(stats_of, "guesses"))
+        yield from self._numbers(_told(stats_of, "disk"), _DISK)
+        yield from self._numbers(_told(stats_of, "host"), _HOST)
+        yield from self._adapters(_told(stats_of, "adapters"))
+
+    def _numbers(self, told: Mapping[str, object], shown: Shown) -> Iterator[Metric]:
+        """Gauges and counters of what engines have told, if any has."""
+        for kind, name, field, text in shown if told else ():
+            family = kind(name, text, labels=LABELS)
+            for number, one in told.items():
+                family.add_metric([self._model, number], getattr(one, field))
+            yield family
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
         """The requests that wait, by vLLM's two reasons."""
@@ -69,28 +75,17 @@ class EngineNumbers(Collector):
             family.add_metric([self._model, number, "deferred"], stats.deferred)
         return family
 
-    def _steps(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+    def _steps(self, told: Mapping[str, StepBuckets]) -> Iterator[Metric]:
         """Histograms over the steps that have landed."""
         for name, field, bounds, text in _STEP_HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
-            for number, stats in stats_of.items():
-                if stats.landed is not None:
-                    found: Buckets = getattr(stats.landed, field)
-                    add_histogram(family, [self._model, number], bounds, found.counts, found.total)
+            for number, landed in told.items():
+                found: Buckets = getattr(landed, field)
+                add_histogram(family, [self._model, number], bounds, found)
             yield family
 
-    def _kept(self, totals_of: Mapping[str, DiskTotals | None], shown: KeptMetrics) -> Iterator[Metric]:
-        """What became of cache blocks on disk or in the host's memory, where some are kept."""
-        told = {number: totals for number, totals in totals_of.items() if totals is not None}
-        for kind, name, field, text in shown if told else ():
-            family = kind(name, text, labels=LABELS)
-            for number, totals in told.items():
-                family.add_metric([self._model, number], getattr(totals, field))
-            yield family
-
-    def _adapters(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+    def _adapters(self, told: Mapping[str, AdapterStats]) -> Iterator[Metric]:
         """What is told of adapters, if there may be some. vLLM's gauge says it by its labels."""
-        told = {number: stats.adapters for number, stats in stats_of.items() if stats.adapters is not None}
         if not told:
             return
         names = ["model_name", "max_lora", "waiting_lora_adapters", "running_lora_adapters"]
@@ -104,20 +99,14 @@ class EngineNumbers(Collector):
         loads = HistogramMetricFamily("facet:lora_load_seconds", "Seconds to load one.", labels=LABELS)
         for number, one in told.items():
             held.add_metric([self._model, number], one.resident)
-            counts, total = one.loads.counts, one.loads.total
-            add_histogram(loads, [self._model, number], LOAD_SECONDS, counts, total)
+            add_histogram(loads, [self._model, number], LOAD_SECONDS, one.loads)
         yield from (info, held, loads)
 
-    def _guesses(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+    def _guesses(self, told: Mapping[str, GuessTotals]) -> Iterator[Metric]:
         """Counters of guessed tokens, where engines guess."""
-        told = {number: stats.guesses for number, stats in stats_of.items() if stats.guesses is not None}
         if not told:
             return
-        for name, read, text in _GUESSES:
-            family = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=LABELS)
-            for number, totals in told.items():
-                family.add_metric([self._model, number], read(totals))
-            yield family
+        yield from self._numbers(told, _GUESSES)
         places = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Guessed tokens that held, by their place in the draft.",
@@ -129,12 +118,11 @@ class EngineNumbers(Collector):
         yield places
 
 
-_GUESSES: tuple[tuple[str, Callable[[GuessTotals], int], str], ...] = (
-    ("num_drafts", lambda totals: totals.drafts, "Drafts, each of some guessed tokens."),
-    ("num_draft_tokens", lambda totals: totals.guessed, "Guessed tokens."),
-    ("num_accepted_tokens", lambda totals: sum(totals.held), "Guessed tokens that held."),
-)
-"""The end of a counter's name, its value, its help text."""
+def _told(stats_of: Mapping[str, Stats], field: str) -> dict[str, Any]:
+    """What each engine tells in a field of its stats, if it tells anything there."""
+    found = {number: getattr(stats, field) for number, stats in stats_of.items()}
+    return {number: one for number, one in found.items() if one is not None}
+
 
 _NUMBERS = (
     (_GAUGE, "vllm:num_requests_running", "running", "Requests in the running batch."),
@@ -153,6 +141,13 @@ _NUMBERS = (
     (_COUNTER, "facet:kernel_compilations", "kernel_compilations", "Kernels that a worker has compiled."),
 )
 """Kind of metric, its name, the field of Stats that it shows, its help text."""
+
+_GUESSES = (
+    (_COUNTER, "vllm:spec_decode_num_drafts", "drafts", "Drafts, each of some guessed tokens."),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "guessed", "Guessed tokens."),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "accepted", "Guessed tokens that held."),
+)
+"""The same of GuessTotals."""
 
 _DISK = (
     (_COUNTER, "facet:disk_blocks_written", "written", "Cache blocks written to disk."),
@@ -185,12 +180,8 @@ _STEP_HISTOGRAMS = (
 
 
 def add_histogram(
-    family: HistogramMetricFamily,
-    labels: Sequence[str],
-    bounds: Sequence[float],
-    counts: Sequence[int],
-    total: float,
+    family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], found: Buckets
 ) -> None:
-    """Adds a histogram to what is shown. The last of `counts` is that of values above all bounds."""
+    """Adds a histogram to what is shown. The last of its counts is that of values above all bounds."""
     names = [*map(floatToGoString, bounds), "+Inf"]
-    family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
+    family.add_metric(labels, list(zip(names, accumulate(found.counts), strict=True)), found.total)

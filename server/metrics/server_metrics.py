@@ -88,8 +88,7 @@ class PlainHistograms(Collector):
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
         for values, histogram in self._known.items():
-            found = histogram.buckets
-            add_histogram(family, values, histogram.bounds, found.counts, found.total)
+            add_histogram(family, values, histogram.bounds, histogram.buckets)
         yield family
 
 

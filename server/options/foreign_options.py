@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from server.options.option_parsing import Option, VllmFlag
 from server.options.option_sources import is_kubernetes_link
@@ -70,15 +70,6 @@ _INSTEAD_SWITCHES = {
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
     "guided-decoding-disable-any-whitespace": "is whitespace_pattern in structured_outputs of requests",
 }
-_NEUTRAL = {
-    "cpu-offload-gb": (("0", "0.0"), "is not supported yet"),
-    "kv-offloading-backend": (("native",), "has no other backend"),
-    "logprobs-mode": (("raw_logprobs",), "is not supported yet"),
-    "worker-cls": (("auto",), _OTHER_CLASS),
-}
-"""Flags that are refused but with values that ask for what happens anyway."""
-
-_CONTEXTS = {"decode-context-parallel-size": "-dcp", "prefill-context-parallel-size": "-pcp"}
 _CACHES = "is not supported: each worker of --tensor-parallel-size caches all tokens for its own heads"
 
 VLLM_FLAGS = [
@@ -92,11 +83,12 @@ VLLM_FLAGS = [
     *(VllmFlag(f"--{name}") for name in _REFUSED_VALUES.split()),
     *(VllmFlag(f"--{name}", instead=said, is_list="sizes" in name) for name, said in _INSTEAD.items()),
     *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
-    *(VllmFlag(f"--{name}", neutral=values, instead=said) for name, (values, said) in _NEUTRAL.items()),
-    *(
-        VllmFlag(f"--{name}", short=short, neutral=("1",), instead=_CACHES)
-        for name, short in _CONTEXTS.items()
-    ),
+    VllmFlag("--cpu-offload-gb", neutral=("0", "0.0")),
+    VllmFlag("--kv-offloading-backend", neutral=("native",), instead="has no other backend"),
+    VllmFlag("--logprobs-mode", neutral=("raw_logprobs",)),
+    VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_CLASS),
+    VllmFlag("--decode-context-parallel-size", short="-dcp", neutral=("1",), instead=_CACHES),
+    VllmFlag("--prefill-context-parallel-size", short="-pcp", neutral=("1",), instead=_CACHES),
 ]
 
 _LLAMA_SWITCHES = "jinja cont-batching mmap mlock embeddings embedding reranking rerank webui slots metrics"
@@ -145,6 +137,15 @@ OBEYED = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "engine_ready_timeout",
 }
 """Variables of vLLM, and the options that they give where nothing else does."""
+_WRITTEN: Mapping[str, Callable[[str], str | list[str]]] = {
+    "VLLM_API_KEY": lambda text: [text] if text else [],
+    "VLLM_CPU_KVCACHE_SPACE": lambda text: "" if text in ("", "0") else f"{text}GiB",
+    "VLLM_LOGGING_LEVEL": str.lower,
+    "VLLM_TORCH_PROFILER_DIR": lambda text: (
+        json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
+    ),
+}
+"""Values as options are written, where they differ; empty is what an option that is not given does."""
 
 PLUGINS = "VLLM_PLUGINS"
 """The variable that names the installed plug-ins to call, which is obeyed where they are loaded."""
@@ -166,7 +167,7 @@ def read_variables(
         field = OBEYED.get(name)
         if field is None:
             idle.append(name)
-        elif written := _written(name, text):
+        elif written := _WRITTEN.get(name, str)(text):
             found[field] = options[field].value(written, f"environment variable {name}")
             obeyed.append(f"{name} as {options[field].flag}")
     if obeyed:
@@ -176,22 +177,7 @@ def read_variables(
     return found
 
 
-def _written(name: str, text: str) -> str | list[str]:
-    """The value as its option is written; empty if it asks for what an option that is not given does."""
-    match name:
-        case "VLLM_API_KEY":
-            return [text] if text else []
-        case "VLLM_CPU_KVCACHE_SPACE":
-            return "" if text in ("", "0") else f"{text}GiB"
-        case "VLLM_TORCH_PROFILER_DIR":
-            return json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
-        case "VLLM_LOGGING_LEVEL":
-            return text.lower()
-        case _:
-            return text
-
-
 def _with_meant(name: str) -> str:
     """The name, with the variable that was probably meant."""
-    near = [] if name in OBEYED else difflib.get_close_matches(name, OBEYED, n=1, cutoff=0.9)
+    near = difflib.get_close_matches(name, OBEYED, n=1, cutoff=0.9)
     return f"{name} (did you mean {near[0]}?)" if near else name

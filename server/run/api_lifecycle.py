@@ -297,7 +297,7 @@ def _of_guesses(before: GuessTotals | None, now: GuessTotals | None) -> str:
         return ""
     first = GuessTotals(0, 0, []) if before is None or before.drafts > now.drafts else before
     drafts, guessed = now.drafts - first.drafts, now.guessed - first.guessed
-    held = sum(now.held) - sum(first.held)
+    held = now.accepted - first.accepted
     if drafts <= 0 or guessed <= 0:
         return ""
     return f", guesses {100 * held / guessed:.0f} % held, {1 + held / drafts:.2f} tokens a draft"

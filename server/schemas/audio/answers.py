@@ -41,26 +41,13 @@ class Transcription(msgspec.Struct):
     logprobs: list[SpokenLogprob] | UnsetType = UNSET
 
 
-class VerboseSegment(msgspec.Struct):
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-
-
 class VerboseTranscription(msgspec.Struct):
     task: str
     language: str
     duration: float
     text: str
     usage: DurationUsage
-    segments: list[VerboseSegment] | UnsetType = UNSET
+    segments: list[dict[str, object]] | UnsetType = UNSET
     words: list[TimedWord] | UnsetType = UNSET
 
 
@@ -76,17 +63,17 @@ def verbose(
         usage=DurationUsage.of(duration),
     )
     if "segment" in asked or not asked:
-        answer.segments = [
-            VerboseSegment(
-                number,
-                *(each.seek, round(each.start, 2), round(each.end, 2), each.text, each.tokens),
-                *(each.temperature, each.avg_logprob, each.compression_ratio, each.no_speech_prob),
-            )
-            for number, each in enumerate(segments)
-        ]
+        answer.segments = [_told(number, each) for number, each in enumerate(segments)]
     if "word" in asked:
         answer.words = [word for each in segments for word in each.words]
     return answer
+
+
+def _told(number: int, segment: Segment) -> dict[str, object]:
+    """A segment as clients see it, without its words and logprobs, which stand elsewhere."""
+    fields = msgspec.structs.asdict(segment)
+    del fields["logprobs"], fields["words"]
+    return {"id": number, **fields, "start": round(segment.start, 2), "end": round(segment.end, 2)}
 
 
 class Choice(msgspec.Struct):
