@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-import msgspec
-
 from server.errors import BadRequest
 from server.reading.infill import write_infill
 from server.reading.prompts import (
@@ -38,18 +36,13 @@ class Asks(Protocol):
 
 
 def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
-    found = _read_continued(_arranged(body.chat, context), lambda chat: read_chat(chat, context))
-    return _warned(found, body.warnings)
+    return _read_continued(_arranged(body.chat, context), lambda chat: read_chat(chat, context))
 
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
     chat = _arranged(body.chat, context)
     most = context.facts.max_model_len if body.truncation == "auto" else None
-    return _warned(_read_fitting(chat, context, most), body.warnings)
-
-
-def _warned(found: Conversation, warnings: list[str]) -> Conversation:
-    return msgspec.structs.replace(found, warnings=[*warnings, *found.warnings])
+    return _read_fitting(chat, context, most)
 
 
 def _read_continued(chat: ChatRequest, read: Callable[[ChatRequest], R]) -> R:

@@ -20,9 +20,9 @@ from server.schemas.messages import INPUT, MOST_NAMED, TEXT_PARTS, TemplateOptio
 
 WRITTEN = ("assistant", "tool", "function")
 """The roles of messages that a model or its tools have written."""
-TOOLS_LEFT_OUT = "tools left out, which this server does not run"
 
-_TEXTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
+TEXTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
+"""Types of parts that are text, in the APIs that have such."""
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 """Types of parts that are reasoning."""
 _DEEPEST = 64
@@ -49,9 +49,11 @@ class HistoryOptions(TemplateOptions):
         if type(messages) is list and any(map(_is_written, messages)):
             body = given = {**given, "messages": [repaired(each, repairs) for each in messages]}
         if tools and type(tools) is list:
-            kept, left_out = known_tools(tools, ("function", "custom"))
+            kept = [tool for tool in tools if not _is_foreign(tool)]
             body = {**given, "tools": kept or None}
-            notes = [f"{TOOLS_LEFT_OUT}: {', '.join(left_out[:MOST_NAMED])}"] if left_out else []
+            if left_out := dict.fromkeys(named(tool["type"]) for tool in tools if _is_foreign(tool)):
+                names = ", ".join([*left_out][:MOST_NAMED])
+                notes.append(f"tools left out, which this server does not run: {names}")
         found = check(body)
         if repairs:
             each = [f"{what} ({count})" for what, count in repairs.most_common(MOST_NAMED)]
@@ -61,12 +63,10 @@ class HistoryOptions(TemplateOptions):
         return found
 
 
-def known_tools(tools: Sequence[Any], known: Sequence[str]) -> tuple[list[Any], list[str]]:
-    """The tools of these types or of none, and the types of the others."""
-    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
-    foreign = [isinstance(kind, str) and kind not in known for kind in kinds]
-    kept = [tool for tool, is_foreign in zip(tools, foreign, strict=True) if not is_foreign]
-    return kept, list(dict.fromkeys(named(kind) for kind, gone in zip(kinds, foreign, strict=True) if gone))
+def _is_foreign(tool: Any) -> bool:
+    """Whether a tool has a type that this server does not know."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind not in ("function", "custom")
 
 
 def named(kind: object) -> str:
@@ -109,7 +109,7 @@ def _part(part: Any, repairs: Repairs) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == ROWS or kind in _THOUGHTS:
         return part
-    if kind in _TEXTS:
+    if kind in TEXTS:
         text = part.get("refusal" if kind == "refusal" else "text") or ""
         return {"type": "text", "text": as_text(text)}
     if isinstance(kind, str) and kind in MEDIA_PARTS:

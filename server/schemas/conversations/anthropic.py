@@ -18,14 +18,14 @@ from server.schemas.conversations.transcript import (
     Content,
     Transcript,
     chat_request,
+    goes_on,
     objects_of,
     shown,
     text_of,
     text_or_objects,
     unsealed,
 )
-from server.schemas.messages import MAX_MESSAGES, MOST_NAMED
-from server.schemas.repaired_history import TOOLS_LEFT_OUT, known_tools, named
+from server.schemas.messages import MAX_MESSAGES
 from server.schemas.sampling_fields import NO_ENTRIES, Strings
 from server.schemas.unknown_fields import note_name
 
@@ -121,39 +121,21 @@ class MessagesInput(Body):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     @cached_property
-    def _tools(self) -> tuple[list[dict[str, Any]], list[str]]:
-        return read_tools(self.tools or [])
-
-    @cached_property
-    def _read(self) -> BlockReader:
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions."""
         reader = BlockReader()
         if self.system is not None:
             reader.system(self.system, "system")
         for index, message in enumerate(self.messages):
             reader.message(message, f"messages[{index}]")
-        return reader
-
-    @property
-    def warnings(self) -> list[str]:
-        """What of the request has no effect though it could have."""
-        causes = {
-            TOOLS_LEFT_OUT: self._tools[1],
-            "blocks left out, which no model here reads": self._read.left_out,
-        }
-        return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]
-
-    @cached_property
-    def chat(self) -> ChatRequest:
-        """The same request to chat completions."""
-        return chat_request(self._asked())
+        messages = reader.transcript.messages
+        asked = {**self._asked(), "messages": messages, "continue_final_message": goes_on(messages)}
+        return chat_request(asked, reader.transcript.notes)
 
     def _asked(self) -> dict[str, Any]:
-        messages = self._read.transcript.messages
-        asked: dict[str, Any] = {"model": self.model, "messages": messages, "tools": self._tools[0] or None}
+        tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or [])]
+        asked: dict[str, Any] = {"model": self.model, "tools": tools or None}
         asked |= {"chat_template_kwargs": self.chat_template_kwargs, "cache_salt": self.cache_salt}
-        last = messages[-1] if messages else {}
-        if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
-            asked["continue_final_message"] = True
         if self.tool_choice is not None:
             asked["tool_choice"] = self._choice(self.tool_choice)
             asked["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
@@ -226,9 +208,7 @@ class BlockReader:
     """Reads messages one after the other. What is wrong in one of the assistant is repaired later."""
 
     def __init__(self) -> None:
-        self.transcript = Transcript()
-        self.left_out: list[str] = []
-        """The types of blocks that were left out."""
+        self.transcript = Transcript("blocks")
 
     def system(self, content: object, where: str) -> None:
         """Read what the system says."""
@@ -282,8 +262,8 @@ class BlockReader:
             elif kind in ("text", "document", "image"):
                 said.append(_written(block) if role == "assistant" else _said(block, place))
             elif kind and (role == "assistant" or _NOT_READ.fullmatch(kind)):
-                if kind != "redacted_thinking" and named(kind) not in self.left_out:
-                    self.left_out.append(named(kind))
+                if kind != "redacted_thinking":
+                    self.transcript.leave_out(kind)
             elif role == "assistant":
                 said.append(block)
             else:
@@ -347,14 +327,10 @@ def _refused(kind: object, where: str, role: str) -> BadRequest:
     )
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools as chat completions has them, and the types of those that are left out."""
-    kept, left_out = known_tools(tools, ("custom",))
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(kept)]
-    return [{"type": "function", "function": each} for each in functions], left_out
-
-
-def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A tool as chat completions has it. One of another type stays as it is, and is left out later."""
+    if isinstance(kind := tool.get("type"), str) and kind != "custom":
+        return tool
     function: dict[str, Any] = {"name": text_of(tool.get("name"), f"{where}.name")}
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
@@ -362,4 +338,4 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in ("description", "strict"):
         if tool.get(key) is not None:
             function[key] = tool[key]
-    return {**function, "parameters": schema}
+    return {"type": "function", "function": {**function, "parameters": schema}}

@@ -6,7 +6,7 @@ their own. Items and tools of other types are left out, and the client is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,9 @@ from server.errors import BadRequest
 from server.media.media_parts import read_part
 from server.schemas.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
 from server.schemas.messages import INPUT, as_function
-from server.schemas.repaired_history import as_text, named, text_in
+from server.schemas.repaired_history import TEXTS, as_text, named, text_in
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 KEPT_NOWHERE = (
     "this server keeps no responses: send the items again. The operator can have it keep some by "
@@ -28,12 +27,8 @@ KEPT_NOWHERE = (
 class InputReader:
     """Reads items one after the other. What is wrong in those of a model and its tools is repaired later."""
 
-    def __init__(self, called: Callable[[str, object], str]) -> None:
-        """`called` returns the name under which the model knows the tool of a name and a namespace."""
-        self.transcript = Transcript()
-        self.left_out: list[str] = []
-        """The types of items that were left out."""
-        self._called = called
+    def __init__(self) -> None:
+        self.transcript = Transcript("items")
 
     def read(self, item: Mapping[str, Any], where: str) -> None:
         """Read one item, which is `where` in the request."""
@@ -44,9 +39,9 @@ class InputReader:
             case "reasoning":
                 self.transcript.think(_reasoning(item))
             case "function_call":
-                self.transcript.call(id, self._name(item), item.get("arguments"))
+                self.transcript.call(id, _name(item), item.get("arguments"))
             case "custom_tool_call":
-                self.transcript.call(id, self._name(item), {INPUT: as_text(item.get(INPUT) or "")})
+                self.transcript.call(id, _name(item), {INPUT: as_text(item.get(INPUT) or "")})
             case "local_shell_call":
                 self.transcript.call(id, "local_shell", item.get("action"))
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
@@ -56,8 +51,7 @@ class InputReader:
             case kind if item.get("role") in (None, "assistant") and (
                 isinstance(kind, str) or "content" not in item
             ):
-                if named(kind) not in self.left_out:
-                    self.left_out.append(named(kind))
+                self.transcript.leave_out(kind)
             case kind:
                 raise BadRequest(
                     f"{where}: items are of the types message, reasoning, function_call, "
@@ -75,9 +69,10 @@ class InputReader:
         content = item.get("content")
         self.transcript.say(role, content if role == "assistant" else _content(content, f"{where}.content"))
 
-    def _name(self, item: Mapping[str, Any]) -> object:
-        name = item.get("name")
-        return self._called(name, item.get("namespace")) if isinstance(name, str) else name
+
+def _name(item: Mapping[str, Any]) -> object:
+    name = item.get("name")
+    return known_as(name, item.get("namespace")) if isinstance(name, str) else name
 
 
 def _kind(item: Mapping[str, Any]) -> object:
@@ -108,7 +103,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _part_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
-    if kind not in TEXT_PARTS:
+    if kind not in TEXTS:
         raise BadRequest(
             f"{where}: parts of the type {shown(kind)} are not supported yet, only input_text, "
             "output_text, input_image and input_audio are.",
@@ -141,20 +136,19 @@ class Tools:
     """Each tool as chat completions has it."""
     called: dict[str, CalledAs] = field(default_factory=dict)
     """The model's name of a tool, and the client's."""
-    left_out: list[str] = field(default_factory=list)
-    """The types of tools that were left out."""
-
-    def known_as(self, name: str, namespace: object = None) -> str:
-        """The name by which the model knows a tool."""
-        return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
 
     def client_name(self, name: str) -> CalledAs:
         """What the client calls the tool that the model knows by this name."""
         return self.called.get(name) or CalledAs(name)
 
 
+def known_as(name: str, namespace: object) -> str:
+    """The name by which the model knows the tool of a name and a namespace."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Reads the field `tools`."""
+    """Reads the field `tools`. Those of other types stay as they are, and are left out later."""
     found = Tools()
     for index, tool in enumerate(tools):
         _read_tool(found, tool, f"tools[{index}]", None)
@@ -170,8 +164,7 @@ def _read_tool(found: Tools, tool: Mapping[str, Any], where: str, namespace: str
     elif kind in ("function", "custom"):
         _read_function(found, tool, where, namespace)
     elif isinstance(kind, str):
-        if named(kind) not in found.left_out:
-            found.left_out.append(named(kind))
+        found.functions.append({**tool})
     else:
         raise BadRequest(
             f"{where}: tools have the type function, custom or namespace, got {shown(kind)}.", where
@@ -180,7 +173,7 @@ def _read_tool(found: Tools, tool: Mapping[str, Any], where: str, namespace: str
 
 def _read_function(found: Tools, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
     name = text_of(tool.get("name"), f"{where}.name")
-    known = found.known_as(name, namespace)
+    known = known_as(name, namespace)
     if known in found.called:
         raise BadRequest(f"{where}: there is another tool with the name {known[:64]!r}.", f"{where}.name")
     is_custom = tool.get("type") == "custom"
@@ -204,15 +197,19 @@ def _from_custom(tool: Mapping[str, Any], known: str, where: str) -> dict[str, A
     return as_function(custom)
 
 
-def read_tool_choice(choice: object, tools: Tools) -> object:
+_CHOICES = ("function", "custom", "allowed_tools")
+"""The types of choices that chat completions has."""
+
+
+def read_tool_choice(choice: object) -> object:
     """The field `tool_choice` in the words of chat completions."""
     match choice:
         case {"type": "function" | "custom", "name": str(name), **rest}:
-            return {"type": "function", "function": {"name": tools.known_as(name, rest.get("namespace"))}}
+            return {"type": "function", "function": {"name": known_as(name, rest.get("namespace"))}}
         case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
-            names = [read_tool_choice(each, tools) for each in allowed if not _is_left_out(each, tools)]
+            names = [read_tool_choice(each) for each in allowed if not _is_left_out(each)]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
-        case {"type": str(kind)} if kind not in ("function", "custom", "allowed_tools"):
+        case {"type": str(kind)} if kind not in _CHOICES:
             raise BadRequest(
                 f"tool_choice names a tool of the type {named(kind)}. This server runs no tools: it has "
                 "those of the types function and custom, which clients run.",
@@ -222,5 +219,5 @@ def read_tool_choice(choice: object, tools: Tools) -> object:
             return choice
 
 
-def _is_left_out(tool: object, tools: Tools) -> bool:
-    return isinstance(tool, dict) and tool.get("type") in tools.left_out
+def _is_left_out(tool: object) -> bool:
+    return isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind not in _CHOICES

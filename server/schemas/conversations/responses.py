@@ -15,16 +15,9 @@ from server.model_facts import LIMITS
 from server.schemas.answer_form import Constraints
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Ids, Neutral, Text, optional
 from server.schemas.chat import ChatRequest
-from server.schemas.conversations.response_input import (
-    InputReader,
-    Tools,
-    read_tool_choice,
-    read_tools,
-)
-from server.schemas.conversations.transcript import chat_request, text_or_objects
+from server.schemas.conversations.response_input import InputReader, Tools, read_tool_choice, read_tools
+from server.schemas.conversations.transcript import Transcript, chat_request, text_or_objects
 from server.schemas.logprobs import ChatTokenLogprob
-from server.schemas.messages import MOST_NAMED
-from server.schemas.repaired_history import TOOLS_LEFT_OUT
 from server.schemas.sampling_fields import NO_ENTRIES, Int64, Strings, Timeout
 
 MAX_ITEMS = 8192
@@ -175,9 +168,8 @@ class ResponsesRequest(Body):
     def known_tools(self) -> Tools:
         return read_tools(self.tools or [])
 
-    @cached_property
-    def _read(self) -> InputReader:
-        reader = InputReader(self.known_tools.known_as)
+    def _read(self) -> Transcript:
+        reader = InputReader()
         if self.instructions:
             reader.transcript.say("system", self.instructions)
         if isinstance(self.input, str):
@@ -187,24 +179,16 @@ class ResponsesRequest(Body):
                 reader.read(item, f"input[{index}]")
         if not reader.transcript.messages:
             raise BadRequest("`input` holds nothing to answer.", "input")
-        return reader
-
-    @property
-    def warnings(self) -> list[str]:
-        """What of the request has no effect though it could have."""
-        causes = {
-            TOOLS_LEFT_OUT: self.known_tools.left_out,
-            "items left out, which no model here reads": self._read.left_out,
-        }
-        return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]
+        return reader.transcript
 
     @cached_property
     def chat(self) -> ChatRequest:
         """The same request to chat completions."""
         asked: dict[str, Any] = {name: getattr(self, name) for name in PASSED}
-        asked["messages"] = self._read.transcript.messages
+        transcript = self._read()
+        asked["messages"] = transcript.messages
         asked["tools"] = self.known_tools.functions or None
-        asked["tool_choice"] = read_tool_choice(self.tool_choice, self.known_tools)
+        asked["tool_choice"] = read_tool_choice(self.tool_choice)
         asked["parallel_tool_calls"] = self.parallel_tool_calls
         asked["max_completion_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
@@ -215,7 +199,7 @@ class ResponsesRequest(Body):
         if self.wants_logprobs:
             # Each token as it comes, because the texts of an answer are told from the rest of it.
             asked.update(logprobs=True, top_logprobs=self.top_logprobs or 0, stream=True)
-        return chat_request(asked)
+        return chat_request(asked, transcript.notes)
 
 
 def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

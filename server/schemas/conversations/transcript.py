@@ -7,7 +7,7 @@ know one message for all of them.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import PlainValidator, ValidationError
@@ -15,6 +15,8 @@ from pydantic import PlainValidator, ValidationError
 from server.errors import BadRequest
 from server.schemas.body import invalid_body
 from server.schemas.chat import ChatRequest
+from server.schemas.messages import MOST_NAMED
+from server.schemas.repaired_history import named
 
 Content = str | list[dict[str, Any]] | None
 
@@ -25,7 +27,11 @@ SEALED = "facet1."
 class Transcript:
     """Collects messages in the form of chat completions."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: str) -> None:
+        """`entries` is what clients call the parts of a conversation."""
+        self._entries = entries
+        self._left_out: dict[str, None] = {}
+        """The types of those that were left out, in order."""
         self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
         """The assistant's message that is being collected."""
@@ -39,6 +45,16 @@ class Transcript:
         """The messages so far."""
         self._end_turn()
         return self._messages
+
+    @property
+    def notes(self) -> list[str]:
+        """What the client is told of what was left out."""
+        kinds = ", ".join([*self._left_out][:MOST_NAMED])
+        return [f"{self._entries} left out, which no model here reads: {kinds}"] if kinds else []
+
+    def leave_out(self, kind: object) -> None:
+        """Add nothing for an entry of this type."""
+        self._left_out[named(kind)] = None
 
     def say(self, role: str, content: object) -> None:
         """Add a message, or what the assistant says in its turn."""
@@ -91,12 +107,24 @@ class Transcript:
         self._thoughts.clear()
 
 
-def chat_request(asked: Mapping[str, Any]) -> ChatRequest:
-    """A request to chat completions with these fields. None is the same as leaving one out."""
+def goes_on(messages: Sequence[Mapping[str, Any]]) -> bool | None:
+    """True if the answer goes on with the last message, which clients of other APIs do not say; else None."""
+    last = messages[-1] if messages else {}
+    return (
+        last.get("role") == "assistant" and bool(last.get("content")) and "tool_calls" not in last
+    ) or None
+
+
+def chat_request(asked: Mapping[str, Any], notes: Sequence[str] = ()) -> ChatRequest:
+    """A request to chat completions with these fields; None is the same as leaving one out. `notes` are told
+    to the client beside what the request itself gives cause for."""
     try:
-        return ChatRequest.model_validate({name: each for name, each in asked.items() if each is not None})
+        found = ChatRequest.model_validate({name: each for name, each in asked.items() if each is not None})
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
+    if notes:
+        vars(found)["repairs"] = [*found.repairs, *notes]
+    return found
 
 
 def text_of(value: object, where: str) -> str:

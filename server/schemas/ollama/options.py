@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -19,14 +19,15 @@ _SAME = (
 """Options that chat completions has under the same name."""
 
 
-def read_window(repetition: str) -> Callable[[Any, FieldNotes], dict[str, Any] | None]:
-    """Reads `repeat_last_n`, the tokens that penalties count. `repetition` is the field of one of them."""
+def penalty_window(repetition: str) -> ForeignField:
+    """The field `repeat_last_n`, the tokens that penalties count. `repetition` names the field of one."""
     off: dict[str, Any] = {repetition: 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
     def read(value: Any, notes: FieldNotes) -> dict[str, Any] | None:
         return {0: off, -1: {}}.get(value) if type(value) is int else None
 
-    return read
+    meaning = "0 switches all penalties off, and -1 is what happens anyway: they are over the whole text."
+    return ForeignField(read, meaning)
 
 
 class OllamaOptions(Body):
@@ -36,10 +37,7 @@ class OllamaOptions(Body):
     foreign: ClassVar[Mapping[str, ForeignField]] = {
         "penalize_newline": no_effect(neutral=True),
         "tfs_z": no_effect(neutral=1),
-        "repeat_last_n": ForeignField(
-            read_window("repeat_penalty"),
-            "0 switches all penalties off, and -1 is what happens anyway: they are over the whole text.",
-        ),
+        "repeat_last_n": penalty_window("repeat_penalty"),
     }
     client_names: ClassVar[Mapping[str, str]] = {
         "max_tokens": "num_predict",

@@ -14,7 +14,7 @@ from server.model_facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
 from server.schemas.chat import ChatRequest
-from server.schemas.conversations.transcript import chat_request, shown, text_of
+from server.schemas.conversations.transcript import chat_request, goes_on, shown, text_of
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.ollama.options import OllamaOptions
 from server.schemas.pooling_bodies import Inputs
@@ -154,13 +154,11 @@ class OllamaChatRequest(OllamaAnswering):
 
     def _asked(self) -> dict[str, Any]:
         messages = read_messages(self.messages or [])
-        last = messages[-1] if messages else {}
-        goes_on = last.get("role") == "assistant" and last["content"] and "tool_calls" not in last
         return {
             **super()._asked(),
             "messages": messages,
             "tools": self.tools or None,
-            "continue_final_message": True if goes_on else None,
+            "continue_final_message": goes_on(messages),
         }
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from server.errors import BadRequest
 from server.schemas.body import ForeignField, invalid_body, no_effect
-from server.schemas.ollama.options import OllamaOptions, read_window
+from server.schemas.ollama.options import OllamaOptions, penalty_window
 from server.schemas.unknown_fields import FieldNotes
 
 GENERATION_NAMES: Mapping[str, str] = {
@@ -77,10 +77,7 @@ ADAPTER_FIELDS: Mapping[str, ForeignField] = {
 }
 
 GENERATION_FIELDS: Mapping[str, ForeignField] = {
-    "repeat_last_n": ForeignField(
-        read_window("repetition_penalty"),
-        "0 switches all penalties off, and -1 is what happens anyway: they are over the whole text.",
-    ),
+    "repeat_last_n": penalty_window("repetition_penalty"),
     "cache_prompt": ForeignField(_cache_prompt, "false: the prompt shares no cached prefix."),
     "options": ForeignField(
         _options,

@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.schemas.conversations.response_input import read_tool_choice, read_tools
+from server.schemas.conversations.response_input import read_tool_choice
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.conversations.transcript import unsealed
-
-FUNCTION = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 
 
 def parsed(**body: Any) -> ResponsesRequest:
@@ -26,15 +24,14 @@ def test_what_others_have_sealed_is_empty(content: object) -> None:
 
 
 def test_choices_of_tools_are_those_of_chat() -> None:
-    tools = read_tools([FUNCTION, {"type": "web_search"}])
     named = {"type": "function", "function": {"name": "look"}}
     look = {"type": "function", "name": "look"}
-    assert read_tool_choice("required", tools) == "required"
-    assert read_tool_choice(look, tools) == read_tool_choice({**look, "type": "custom"}, tools) == named
-    inside = read_tool_choice({**look, "namespace": "crm"}, tools)
+    assert read_tool_choice("required") == "required"
+    assert read_tool_choice(look) == read_tool_choice({**look, "type": "custom"}) == named
+    inside = read_tool_choice({**look, "namespace": "crm"})
     assert inside == {"type": "function", "function": {"name": "crm__look"}}
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [look, {"type": "web_search"}]}
-    assert read_tool_choice(allowed, tools) == {
+    assert read_tool_choice(allowed) == {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "auto", "tools": [named]},
     }
