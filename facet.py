@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from models.registry import ModelRegistry
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.response_format import StructuredOutputsParams
+    from server.metrics.metric_reader import Counter, Gauge, Histogram, Metric, Vector
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from server.offline.stat_loggers import StatLoggerBase
     from server.options.parse_server_options import AsyncEngineArgs, EngineArgs
+    from server.options.server_flags import VllmConfig
     from server.output_parsing.dialect import Dialect, ThinkingMarkers
     from server.output_parsing.formats.json_calls import JsonObject, NamedJson
     from server.output_parsing.formats.tagged import Tagged
@@ -61,15 +63,19 @@ __all__ = [
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "Counter",
     "Dialect",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
+    "Gauge",
+    "Histogram",
     "JsonObject",
     "LLMEngine",
     "LoRARequest",
     "LogitsProcessor",
     "Logprob",
+    "Metric",
     "ModelRegistry",
     "MoveDirectionality",
     "NamedJson",
@@ -90,6 +96,8 @@ __all__ = [
     "ThinkingMarkers",
     "TokensPrompt",
     "Unavailable",
+    "Vector",
+    "VllmConfig",
     "register_model",
     "register_model_loader",
     "register_reasoning_parser",
@@ -106,12 +114,14 @@ _HOMES = {
     "server.output_parsing.parser_plugins": "register_reasoning_parser register_tool_parser",
     "server.errors": "ApiError BadRequest Unavailable",
     "server.grammars.response_format": "StructuredOutputsParams",
+    "server.metrics.metric_reader": "Counter Gauge Histogram Metric Vector",
     "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
     "server.offline.llm": "LLM",
     "server.offline.llm_engine": "LLMEngine",
     "server.offline.prompt_forms": "LoRARequest TextPrompt TokensPrompt",
     "server.offline.stat_loggers": "StatLoggerBase",
     "server.options.parse_server_options": "AsyncEngineArgs EngineArgs",
+    "server.options.server_flags": "VllmConfig",
     "server.requests.beam_search": "BeamSearchParams",
     "server.requests.pooling": "PoolingParams",
     "server.requests.sampling_params": "RequestOutputKind SamplingParams",

@@ -194,6 +194,11 @@ class Frontend:
         """Has nothing more computed for a request while its answer is not read, or has it go on."""
         (self.client.pause if paused else self.client.resume)(admission.streams)
 
+    def forget_media(self) -> None:
+        """Drop the prepared media that this process keeps for later requests."""
+        if self.media is not None:
+            self.media.kept.clear()
+
     def begin_drain(self, *, refuse: bool) -> None:
         """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
         self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)

@@ -17,7 +17,8 @@ from server.offline.program_requests import Asked, open_answers, open_texts
 from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.offline.stat_loggers import MakeStatLogger
-from server.options.parse_server_options import EngineArgs, from_python
+from server.options.parse_server_options import EngineArgs, program_config
+from server.options.server_flags import VllmConfig
 from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
@@ -47,10 +48,14 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str = "demo", *, stat_loggers: Sequence[MakeStatLogger] = (), **options: Any
+        self,
+        model: str | VllmConfig = "demo",
+        *,
+        stat_loggers: Sequence[MakeStatLogger] = (),
+        **options: Any,
     ) -> None:
         """`stat_loggers`: classes that are told how engines do (docs/plugins.md)."""
-        self.config = with_ray(from_python({"model": model, **options}))
+        self.config = with_ray(program_config(model, options))
         if self.config.headless:
             raise ValueError("headless: an AsyncLLM builder requests itself; `serve --headless` does not")
         self._engines = start_engines(
@@ -65,7 +70,13 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineArgs, stat_loggers: Sequence[MakeStatLogger] = ()
     ) -> AsyncLLM:
-        return cls(stat_loggers=stat_loggers, **engine_args.options())
+        return cls.from_vllm_config(engine_args.create_engine_config(), stat_loggers)
+
+    @classmethod
+    def from_vllm_config(
+        cls, vllm_config: VllmConfig, stat_loggers: Sequence[MakeStatLogger] | None = None
+    ) -> AsyncLLM:
+        return cls(vllm_config, stat_loggers=stat_loggers or ())
 
     async def start(self) -> None:
         """Waits until the model can be used, as the first request does; raises Unavailable if it cannot."""
@@ -159,6 +170,10 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         (await self._ready()).orders.reset_prefix_cache()
         return True
+
+    async def reset_mm_cache(self) -> None:
+        """Forgets the prepared pictures and sounds that are kept for later requests."""
+        (await self._ready()).forget_media()
 
     async def sleep(self, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> None:
         """Gives the memory of weights and cache back, on all replicas, until wake_up(); it needs

@@ -14,6 +14,7 @@ from server.offline.llm_engine import LLMEngine
 from server.offline.program_requests import Asked, PooledOutput, adapted
 from server.offline.prompt_forms import Adapters, LoRARequest, for_each
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
+from server.options.server_flags import VllmConfig
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
 from server.requests.sampling_params import SamplingParams
@@ -48,7 +49,7 @@ class LLM(LLMEngine):
     outputs = llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=16))
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
+    def __init__(self, model: str | VllmConfig = "demo", **options: Any) -> None:
         super().__init__(model, **options)
         self._numbers = count()
 

@@ -12,14 +12,15 @@ import msgspec
 from engine_core.engine import Engine
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
+from server.metrics.metric_reader import Metric, read_metrics
 from server.model_facts import Facts
 from server.offline.local_engine import LocalEngine
 from server.offline.output_builder import Answers
 from server.offline.program_requests import Asked, PooledOutput, open_answers, open_texts
 from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from server.options.parse_server_options import EngineArgs, from_python
-from server.options.server_flags import ServerConfig
+from server.options.parse_server_options import EngineArgs, program_config
+from server.options.server_flags import ServerConfig, VllmConfig
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling_params import SamplingParams
@@ -46,8 +47,8 @@ class LLMEngine:
             ...
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
-        self.config = from_python({"model": model, **options})
+    def __init__(self, model: str | VllmConfig = "demo", **options: Any) -> None:
+        self.config = program_config(model, options)
         _check_alone(self.config)
         engine = _start(self.config)
         _prepare(engine)
@@ -59,7 +60,11 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
-        return cls(**engine_args.options())
+        return cls.from_vllm_config(engine_args.create_engine_config())
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: VllmConfig) -> LLMEngine:
+        return cls(vllm_config)
 
     @property
     def frontend(self) -> Frontend:
@@ -150,6 +155,14 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         self.frontend.orders.reset_prefix_cache()
         return True
+
+    def reset_mm_cache(self) -> None:
+        """Forgets the prepared pictures and sounds that are kept for later requests."""
+        self.frontend.forget_media()
+
+    def get_metrics(self) -> list[Metric]:
+        """What the page /metrics of a server would show now."""
+        return read_metrics(self.frontend.metrics.page().decode())
 
     def sleep(self, level: int = 1) -> None:
         """Gives the memory of weights and cache back, until wake_up(). All requests must be finished.

@@ -230,6 +230,15 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
         raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)) from error
 
 
+def program_config(model: str | ServerConfig, options: Mapping[str, object]) -> ServerConfig:
+    """The configuration that a program gives, or what the options say of the model that it names."""
+    if not isinstance(model, ServerConfig):
+        return from_python({"model": model, **options})
+    if options:
+        raise TypeError(f"a configuration has all options in it: {next(iter(options))} is one more")
+    return model
+
+
 def _as_object(given: object) -> object:
     """The fields of a struct that differ from its defaults, or the value itself."""
     if not isinstance(given, msgspec.Struct):
@@ -356,6 +365,10 @@ class EngineArgs:
         known = {**_DEFAULTS, **{other.keyword: None for other in VLLM_FLAGS}}
         given = {name: value for name, value in vars(args).items() if value != known.get(name, value)}
         return cls(**given)
+
+    def create_engine_config(self, usage_context: object = None) -> ServerConfig:
+        """Reads the options into the configuration of an engine. Nothing is told of the usage to anybody."""
+        return from_python(self.options())
 
     def options(self) -> dict[str, Any]:
         return dict(self.__dict__)

@@ -161,7 +161,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a server, its engines and their workers."""
 
-    engine: EngineConfig
+    engine: EngineConfig = EngineConfig(model="demo")
 
     served_model_name: Annotated[list[str], OptionDoc(MODEL)] = []
     """Names that clients may use for the model; answers carry the first. Default: the hub id, or the last
@@ -355,6 +355,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def root(self) -> str:
         """The model's origin, as far as clients are told."""
         return self.engine.model if self.show_root else self.model_names[0]
+
+
+VllmConfig = ServerConfig
+"""The name by which programs that were written for vLLM know it."""
 
 
 def shown_name(model: str) -> str:

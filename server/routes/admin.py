@@ -172,8 +172,7 @@ async def reset_prefix_cache(request: Request) -> JSONResponse:
 async def reset_mm_cache(request: Request) -> JSONResponse:
     """Drop the prepared media that this API process keeps for later requests."""
     for frontend in frontends_of(request):
-        if frontend.media is not None:
-            frontend.media.kept.clear()
+        frontend.forget_media()
     return JSONResponse({"success": True})
 
 

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from facet import AsyncEngineArgs, EngineArgs, ModelRegistry, PoolerConfig
+from facet import AsyncEngineArgs, AsyncLLM, EngineArgs, ModelRegistry, PoolerConfig, VllmConfig
 from models.plugins import registered
 from server.options.parse_server_options import from_python
 
@@ -24,6 +24,14 @@ def test_options_are_checked_at_once_and_can_be_changed():
     }
     assert vars(args) == args.options() == copy.deepcopy(args).options()
     assert repr(AsyncEngineArgs(model="m", seed=1)) == "AsyncEngineArgs(model='m', seed=1)"
+
+
+def test_a_configuration_is_made_of_options_and_takes_no_more():
+    assert EngineArgs("demo").create_engine_config() == VllmConfig()
+    config = AsyncEngineArgs("some/model", max_num_seqs=3).create_engine_config()
+    assert (config.engine.model, config.engine.worker.max_num_seqs) == ("some/model", 3)
+    with pytest.raises(TypeError, match="seed is one more"):
+        AsyncLLM(config, seed=1)
 
 
 def test_unknown_options_are_refused_with_the_nearest_name():

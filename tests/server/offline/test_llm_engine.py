@@ -8,7 +8,9 @@ import pytest
 from engine_core.protocol import Failed
 from facet import (
     BadRequest,
+    Counter,
     EngineArgs,
+    Histogram,
     LLMEngine,
     PoolingParams,
     PoolingRequestOutput,
@@ -55,6 +57,17 @@ def test_outputs_grow_until_they_are_finished(engine: LLMEngine):
     assert "Paris" in texts[-1] and all(texts[-1].startswith(text) for text in texts)
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert outputs[-1].outputs[0].finish_reason == "length" and outputs[-1].prompt == CAPITAL
+
+
+def test_metrics_tell_of_what_was_done(engine: LLMEngine):
+    before, after = ({}, {})
+    for found in (before, after):
+        found.update({metric.name: metric for metric in engine.get_metrics()})
+        engine.add_request("a", CAPITAL, SamplingParams(max_tokens=3, ignore_eos=True))
+        run(engine)
+    tokens, lengths = after["vllm:generation_tokens"], after["vllm:request_generation_tokens"]
+    assert isinstance(tokens, Counter) and tokens.value == before["vllm:generation_tokens"].value + 3
+    assert isinstance(lengths, Histogram) and lengths.count == lengths.buckets["+Inf"]
 
 
 def test_requests_join_while_others_run(engine: LLMEngine):

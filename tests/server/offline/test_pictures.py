@@ -106,6 +106,20 @@ def test_conversations_have_pictures(pictured: Pictured) -> None:
     assert answers[0].prompt is not None and "an <image> is" in answers[0].prompt
 
 
+def test_prepared_pictures_are_kept_until_they_are_to_be_forgotten(pictured: Pictured) -> None:
+    def hits() -> Any:
+        embedded = pictured.llm.embed({"prompt": "see <image>", "multi_modal_data": {"image": ONE}})
+        assert len(embedded) == 1
+        found: dict[str, Any] = {metric.name: metric for metric in pictured.llm.get_metrics()}
+        return found["vllm:mm_cache_hits"].value
+
+    hits()
+    before = hits()
+    assert hits() == before + 1
+    pictured.llm.reset_mm_cache()
+    assert hits() == before + 1
+
+
 def test_prompts_with_pictures_are_embedded(pictured: Pictured) -> None:
     prompts: list[Any] = ["a text"]
     prompts += [{"prompt": "see <image>", "multi_modal_data": {"image": each}} for each in (ONE, TWO, ONE)]
