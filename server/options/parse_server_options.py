@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from engine_core.config import OLD_TASKS, WORKERS
+from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
 from server.options.foreign_options import LLAMA_FLAGS, VLLM_FLAGS, read_variables
@@ -43,32 +43,10 @@ from server.options.server_flags import (
     ServerConfig,
     shown_name,
 )
-from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER, OptionDoc
+from server.options.shorthands import Shorthands, expand
+from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER
 
 PREFIX = "FACET_"
-
-
-class _Shorthands(msgspec.Struct, frozen=True):
-    """Options that stand for others."""
-
-    tokenizer_mode: Annotated[str, OptionDoc(TEXT, ("auto", "hf", "slow", "mistral"))] = "auto"
-    """mistral reads tekken.json, with --load-format mistral; slow is auto, for there is one kind here."""
-    config_format: Annotated[str, OptionDoc(MODEL, ("auto", "hf", "mistral"))] = "auto"
-    """mistral reads params.json, with --load-format mistral."""
-    async_scheduling: Annotated[bool | None, OptionDoc(SCHEDULER)] = None
-    """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
-    spec_method: Annotated[str | None, OptionDoc(SCHEDULER)] = None
-    """method of --speculative-config: ngram (the default), suffix, draft_model, eagle, eagle3 or mtp."""
-    spec_model: Annotated[str | None, OptionDoc(SCHEDULER)] = None
-    """model of --speculative-config."""
-    spec_tokens: Annotated[int | None, OptionDoc(SCHEDULER)] = None
-    """num_speculative_tokens of --speculative-config."""
-
-
-_MISTRAL = ("tokenizer_mode", "config_format")
-
-_GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""Shorthands and the fields of --speculative-config that they give."""
 
 
 _GROUPS = (
@@ -88,7 +66,7 @@ _GROUPS = (
 )
 
 OPTIONS: list[Option] = sorted(
-    [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
+    [*options_of(ServerConfig), *options_of(Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
 )
 """Every option, for the parsers below and for the reference page."""
 
@@ -265,25 +243,7 @@ def _set_model(values: dict[str, object], tag: str | None) -> None:
 
 
 def _build(values: dict[str, object]) -> ServerConfig:
-    overlap = values.pop("async_scheduling", None)
-    if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
-        raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
-    _add_guesses(values)
-    if values.get("load_format") == "bitsandbytes":
-        if values.setdefault("quantization", "bitsandbytes") != "bitsandbytes":
-            raise OptionError("--load-format bitsandbytes and --quantization contradict each other")
-        values["load_format"] = "auto"  # config.json tells; this was a check of it
-    asked = [name for name in _MISTRAL if values.pop(name, "auto") == "mistral"]
-    if asked and values.setdefault("load_format", "mistral") != "mistral":
-        flag = asked[0].replace("_", "-")
-        raise OptionError(
-            f"--{flag} mistral goes with --load-format mistral, which reads all files in that form"
-        )
-    if values.get("model_impl") == "vllm":
-        values["model_impl"] = "facet"  # the name that vLLM gives its own model code
-    if values.get("api_server_count") == 0:
-        values.setdefault("headless", True)
-    _read_old_tasks(values)
+    expand(values)
     config = assemble(ServerConfig, values)
     if config.adapters.need_adapters:
         config = assemble(ServerConfig, {**values, "enable_lora": True})
@@ -291,37 +251,6 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if not config.media.takes_any:
         config = assemble(ServerConfig, {**values, "language_model_only": True})
     return config
-
-
-def _read_old_tasks(values: dict[str, object]) -> None:
-    """Replace the tasks of older versions of vLLM by the options that ask for the same today."""
-    tasks = values.get("tasks")
-    if not isinstance(tasks, list):
-        return
-    for name in OLD_TASKS:
-        if name in tasks:
-            for field, value in OLD_TASKS[name].items():
-                if values.setdefault(field, value) != value:
-                    raise OptionError(f"--tasks {name} is --{field} {value}, and another is given")
-    kept = ["embed" if task == "embedding" else task for task in tasks if task not in OLD_TASKS]
-    values["tasks"] = list(dict.fromkeys(kept))
-
-
-def _add_guesses(values: dict[str, object]) -> None:
-    """Put the shorthands of --speculative-config into it. Raises OptionError if they contradict it."""
-    asked = {
-        field: given for name, field in _GUESSES.items() if (given := values.pop(name, None)) is not None
-    }
-    if not asked:
-        return
-    known = values.get("speculative_config", {})
-    whole: dict[str, object] = {**(known if isinstance(known, dict) else {})}
-    for field, given in asked.items():
-        if known is None or whole.setdefault(field, given) != given:
-            raise OptionError(
-                f"--speculative-config and the flag for its {field} contradict each other; leave out one"
-            )
-    values["speculative_config"] = whole
 
 
 _DEFAULTS = {
