@@ -13,6 +13,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from models.config import ConfigError, ModelConfig
+from models.plain_files import read_tensor_header
 from models.pooling.config import scores_by_tokens
 from models.pooling.sentence_files import makes_scores, makes_vectors
 from models.registry import generates, is_served, supported
@@ -163,7 +164,16 @@ class _Case:
     def _natural_convert(self) -> Convert:
         if self._scores_by_tokens():
             return "classify"
-        return "embed" if self.generates else self.kind
+        if self.generates or (self.kind == "reward" and not self._has_rewards()):
+            return "embed"
+        return self.kind
+
+    def _has_rewards(self) -> bool:
+        """Whether the files have a head for rewards. Pickles, which are read only to be loaded, may have."""
+        files = list(self.folder.glob("*.safetensors"))
+        if any("score.weight" in read_tensor_header(path) for path in files):
+            return True
+        return not files and any(self.folder.glob("*.bin"))
 
     def _scores_by_tokens(self) -> bool:
         return scores_by_tokens(self.config) or makes_scores(self.folder)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-
-_PLACES = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 @dataclass(slots=True)
@@ -51,48 +50,31 @@ class Histogram(Metric):
 
 def read_metrics(page: str) -> list[Metric]:
     """The metrics of a page in Prometheus' text format."""
-    found: list[Metric] = []
-    for family in text_string_to_metric_families(page):
-        match family.type:
-            case "histogram":
-                found += _histograms(family.name, family.samples)
-            case "counter" if family.name == _PLACES:
-                found += _vectors(family.samples)
-            case "counter":
-                found += (Counter(family.name, each.labels, _plain(each.value)) for each in family.samples)
-            case _:
-                found += (Gauge(family.name, each.labels, each.value) for each in family.samples)
-    return found
+    return [
+        _metric(family, labels, samples)
+        for family in text_string_to_metric_families(page)
+        for labels, samples in _by_labels(family.samples)
+    ]
 
 
-def _histograms(name: str, samples: Sequence[Sample]) -> Iterator[Histogram]:
-    for labels, own in _by_labels(samples, "le"):
-        histogram = Histogram(name, labels, 0, 0.0, {})
-        for sample in own:
-            match sample.name.removeprefix(name):
-                case "_bucket":
-                    histogram.buckets[sample.labels["le"]] = int(sample.value)
-                case "_count":
-                    histogram.count = int(sample.value)
-                case _:
-                    histogram.sum = sample.value
-        yield histogram
+def _metric(family: Family, labels: dict[str, str], samples: Sequence[Sample]) -> Metric:
+    name, value = family.name, samples[0].value
+    if family.type == "gauge":
+        return Gauge(name, labels, value)
+    if "position" in samples[0].labels:
+        return Vector(name, labels, [int(each.value) for each in samples])
+    if family.type == "counter":
+        return Counter(name, labels, int(value) if value.is_integer() else value)
+    buckets = {each.labels["le"]: int(each.value) for each in samples if "le" in each.labels}
+    others = {each.name.removeprefix(name): each.value for each in samples}
+    return Histogram(name, labels, int(others["_count"]), others["_sum"], buckets)
 
 
-def _vectors(samples: Sequence[Sample]) -> Iterator[Vector]:
-    for labels, own in _by_labels(samples, "position"):
-        yield Vector(_PLACES, labels, [int(sample.value) for sample in own])
-
-
-def _by_labels(samples: Sequence[Sample], inner: str) -> Iterator[tuple[dict[str, str], list[Sample]]]:
-    """Samples that have the same labels but `inner`, which tells those of one metric apart."""
+def _by_labels(samples: Sequence[Sample]) -> Iterator[tuple[dict[str, str], list[Sample]]]:
+    """The samples of each metric: those with the same labels, but for bounds and places."""
     groups: dict[frozenset[tuple[str, str]], list[Sample]] = {}
     for sample in samples:
-        outer = {name: value for name, value in sample.labels.items() if name != inner}
-        groups.setdefault(frozenset(outer.items()), []).append(sample)
+        outer = frozenset(pair for pair in sample.labels.items() if pair[0] not in ("le", "position"))
+        groups.setdefault(outer, []).append(sample)
     for labels, own in groups.items():
         yield dict(labels), own
-
-
-def _plain(value: float) -> float:
-    return int(value) if value.is_integer() else value

@@ -2,7 +2,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from models import plugins
 from models.config import ConfigError, read_config
@@ -54,7 +56,8 @@ def resolve(
         ("LlamaForMultiLabelClassification", ("pooling", "classify", "LlamaForCausalLM")),
         ("GPT2ForClassification", ("pooling", "classify", "GPT2LMHeadModel")),
         ("BigForestForImageClassification", ("pooling", "classify", "BigForestForCausalLM")),
-        ("LlamaForRewardModel", ("pooling", "reward", "LlamaForCausalLM")),
+        ("LlamaForRewardModel", ("pooling", "embed", "LlamaForCausalLM")),
+        ("LlamaForRewardModeling", ("pooling", "embed", "LlamaForCausalLM")),
         ("Qwen2ForRewardModel", ("pooling", "none", "Qwen2ForRewardModel")),
         ("Qwen2ForProcessRewardModel", ("pooling", "none", "Qwen2ForProcessRewardModel")),
         ("ColPaliForRetrieval", ("pooling", "none", "ColPaliForRetrieval")),
@@ -67,6 +70,12 @@ def resolve(
 )
 def test_by_name_alone(tmp_path: Path, architecture: str, expected: tuple[str, str, str]) -> None:
     assert resolve(tmp_path, architecture) == expected
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_head_for_rewards_is_used(tmp_path: Path, file: str) -> None:
+    save_file({"score.weight": np.zeros((1, 4), np.float32)}, tmp_path / file)
+    assert resolve(tmp_path, "LlamaForRewardModel") == ("pooling", "reward", "LlamaForCausalLM")
 
 
 class Writer:
