@@ -33,23 +33,23 @@ def write_restated(
         return write(messages)
     shown, left_out = fit_media(messages, {} if media is None else media.most)
     notes = [f"{MEDIA_LEFT_OUT} ({left_out})"] if left_out else []
-    try:
-        written = write(shown)
-    except BadRequest as error:
-        if error.param != "messages":
-            raise
-        for note, other in restated(shown, template):
-            try:
-                written = write(other)
-            except BadRequest:
-                continue
-            return msgspec.structs.replace(written, notes=[*notes, note] if note else notes)
-        raise
-    return msgspec.structs.replace(written, notes=notes) if notes else written
+    refusals: list[BadRequest] = []
+    for note, form in _forms(shown, template):
+        try:
+            written = write(form)
+        except BadRequest as error:
+            refusals.append(error)
+            if refusals[0].param != "messages":
+                break
+        else:
+            notes += [note] if note else []
+            return msgspec.structs.replace(written, notes=notes) if notes else written
+    raise refusals[0]
 
 
-def restated(messages: list[Message], template: ChatTemplate) -> Iterator[tuple[str, list[Message]]]:
+def _forms(messages: list[Message], template: ChatTemplate) -> Iterator[tuple[str, list[Message]]]:
     """Yields the conversation in simpler and simpler forms, and what is said of each that loses something."""
+    yield "", messages
     messages = arranged(messages, template)
     yield "", with_text_arguments(messages)
     yield "messages arranged and ids of calls replaced for this chat template", with_short_ids(messages)
@@ -118,30 +118,19 @@ def _as_text(message: Message) -> Message:
 
 def fit_media(messages: list[Message], most: Mapping[str, int]) -> tuple[list[Message], int]:
     """The messages without the oldest media of tools where there are more than the model takes, and how many
-    are left out."""
-    room = Counter[str](dict(most))
-    for message in messages:
-        if message.role not in WRITTEN and isinstance(message.content, list):
-            kinds = (MEDIA_PARTS.get(part["type"]) for part in message.content)
-            room.subtract(kind for kind in kinds if kind is not None)
-    left_out = 0
-
-    def fit(part: dict[str, str]) -> dict[str, str]:
-        nonlocal left_out
-        kind = MEDIA_PARTS.get(part["type"])
-        if kind is None:
-            return part
-        room[kind] -= 1
-        if room[kind] >= 0:
-            return part
-        left_out += 1
-        return {"type": "text", "text": f"({kind} left out)"}
-
-    def fitted(message: Message) -> Message:
-        if message.role not in WRITTEN or not isinstance(message.content, list):
-            return message
-        parts = [fit(part) for part in reversed(message.content)]
-        return message.model_copy(update={"content": parts[::-1]})
-
-    found = [fitted(message) for message in reversed(messages)]
-    return (found[::-1] if left_out else messages), left_out
+    are left out. Media of users have room first."""
+    room, fitted, left_out = Counter[str](dict(most)), [*messages], 0
+    for index in sorted(range(len(messages)), key=lambda at: (messages[at].role in WRITTEN, -at)):
+        message = messages[index]
+        if not isinstance(message.content, list):
+            continue
+        parts = message.content.copy()
+        for at in reversed(range(len(parts))):
+            if (kind := MEDIA_PARTS.get(parts[at]["type"])) is None:
+                continue
+            room[kind] -= 1
+            if room[kind] < 0 and message.role in WRITTEN:
+                parts[at] = {"type": "text", "text": f"({kind} left out)"}
+                left_out += 1
+        fitted[index] = message.model_copy(update={"content": parts})
+    return fitted, left_out

@@ -67,7 +67,6 @@ class ReasoningOptions(BudgetOptions):
         told = self.reasoning or Reasoning()
         self._take("reasoning_effort", "reasoning.effort", told.effort)
         self._take("enable_thinking", "reasoning.enabled", told.enabled)
-        self.read_budget()
         self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
         if self.thinking is not None:
             self._take("enable_thinking", "thinking.type", _SWITCH.get(self.thinking.type))
@@ -75,6 +74,14 @@ class ReasoningOptions(BudgetOptions):
         if told.exclude:
             self.include_reasoning = False
         self.reasoning = self.thinking = None
+
+    def _take(self, field: str, name: str, value: object) -> None:
+        """Raises BadRequest if the field says something else than its other name."""
+        if value is None:
+            return
+        if getattr(self, field) not in (None, value):
+            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
+        setattr(self, field, value)
 
 
 class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
@@ -121,7 +128,7 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
             raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         if self.tool_choice is not None:
             read_tool_choice(self.tool_choice)  # raises the error, if it is wrong
-        if self.reasoning is not None or self.reasoning_budget is not None or self.thinking is not None:
+        if self.reasoning is not None or self.thinking is not None:
             self.read_reasoning()
         return self
 

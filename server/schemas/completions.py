@@ -122,12 +122,6 @@ class CompletionRequest(GenerationBody, BudgetOptions):
             raise BadRequest("best_of above n cannot be streamed: the best are known at the end.", "best_of")
         return self
 
-    @model_validator(mode="after")
-    def check_budget(self) -> Self:
-        if self.reasoning_budget is not None:
-            self.read_budget()
-        return self
-
     @property
     def chooses(self) -> bool:
         """Whether more answers are made than shown."""

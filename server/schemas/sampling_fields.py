@@ -32,25 +32,11 @@ class BudgetOptions(Body):
     thinking_token_budget: Budget | None = optional(
         "The most tokens of reasoning, after which its end is written; -1 is no bound."
     )
-    reasoning_budget: Budget | None = optional("thinking_token_budget, as llama.cpp has it.")
 
     @property
     def thinking_budget(self) -> int | None:
         """The most tokens of reasoning, if there is a bound."""
         return None if self.thinking_token_budget == -1 else self.thinking_token_budget
-
-    def read_budget(self) -> None:
-        """Puts a budget under another name where ours has it."""
-        self._take("thinking_token_budget", "reasoning_budget", self.reasoning_budget)
-        self.reasoning_budget = None
-
-    def _take(self, field: str, name: str, value: object) -> None:
-        """Raises BadRequest if the field says something else than its other name."""
-        if value is None:
-            return
-        if getattr(self, field) not in (None, value):
-            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
-        setattr(self, field, value)
 
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]

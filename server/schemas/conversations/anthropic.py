@@ -26,6 +26,7 @@ from server.schemas.conversations.transcript import (
     unsealed,
 )
 from server.schemas.messages import MAX_MESSAGES
+from server.schemas.repaired_history import listed
 from server.schemas.sampling_fields import NO_ENTRIES, Strings
 from server.schemas.unknown_fields import note_name
 
@@ -230,8 +231,9 @@ class BlockReader:
         elif isinstance(content, str):
             self.transcript.say(role, content)
         elif role == "assistant":
-            given = content if isinstance(content, list) else [content]
-            blocks = [each if isinstance(each, dict) else {"type": "text", "text": each} for each in given]
+            blocks = [
+                each if isinstance(each, dict) else {"type": "text", "text": each} for each in listed(content)
+            ]
             self._blocks(role, blocks, f"{where}.content")
         else:
             self._blocks(role, objects_of(content, f"{where}.content"), f"{where}.content")

@@ -17,6 +17,7 @@ GENERATION_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n",
+    "reasoning_budget": "thinking_token_budget",
     "repeat_penalty": "repetition_penalty",
     "rid": "request_id",
     "sampling_seed": "seed",
