@@ -16,90 +16,63 @@ from models.composites import COMPOSITES
 from models.config import ModelConfig
 from models.plugins import load, register_model, registered
 
-_DECODERS = {
-    "ApertusForCausalLM": "decoders.llama:ApertusForCausalLM",
-    "ArceeForCausalLM": "decoders.llama:ArceeForCausalLM",
-    "BambaForCausalLM": "hybrids.bamba:BambaForCausalLM",
-    "BloomForCausalLM": "decoders.bloom_falcon_mpt:BloomForCausalLM",
-    "Cohere2ForCausalLM": "decoders.cohere:Cohere2ForCausalLM",
-    "CohereForCausalLM": "decoders.cohere:CohereForCausalLM",
+_CLASSES = {
+    "contrastive": "CLIPModel Siglip2Model SiglipModel",
+    "decoders.bloom_falcon_mpt": "BloomForCausalLM FalconForCausalLM MptForCausalLM",
+    "decoders.cohere": "Cohere2ForCausalLM CohereForCausalLM",
+    "decoders.gemma.gemma": "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM",
+    "decoders.gemma.gemma3n": "Gemma3nForCausalLM",
+    "decoders.gemma.gemma4": "Gemma4ForCausalLM Gemma4UnifiedForCausalLM",
+    "decoders.gpt": """
+        GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM NemotronForCausalLM
+        OPTForCausalLM PhiForCausalLM Starcoder2ForCausalLM
+    """,
+    "decoders.llama": """
+        ApertusForCausalLM ArceeForCausalLM Exaone4ForCausalLM Glm4ForCausalLM GlmForCausalLM
+        GraniteForCausalLM HeliumForCausalLM HunYuanDenseV1ForCausalLM InternLM2ForCausalLM LlamaForCausalLM
+        Ministral3ForCausalLM MistralForCausalLM Phi3ForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM
+        SeedOssForCausalLM SmolLM3ForCausalLM StableLmForCausalLM
+    """,
+    "decoders.olmo": "Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM",
+    "encoder_decoders.bart": """
+        BartForConditionalGeneration MarianMTModel MBartForConditionalGeneration
+        PegasusForConditionalGeneration
+    """,
+    "encoder_decoders.t5": "MT5ForConditionalGeneration T5ForConditionalGeneration",
+    "encoder_decoders.whisper": "WhisperForConditionalGeneration",
+    "gliner": "GLiNERModel",
+    "hybrids.bamba": "BambaForCausalLM FalconH1ForCausalLM GraniteMoeHybridForCausalLM JambaForCausalLM",
+    "hybrids.delta": "KimiLinearForCausalLM OlmoHybridForCausalLM Qwen3NextForCausalLM",
+    "hybrids.lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM",
+    "hybrids.mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM NemotronHForCausalLM",
+    "latent": """
+        DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM
+        GlmMoeDsaForCausalLM MiniCPM3ForCausalLM Mistral4ForCausalLM YoutuForCausalLM
+    """,
+    "mixtures": """
+        Dots1ForCausalLM Glm4MoeForCausalLM GptOssForCausalLM GraniteMoeForCausalLM MiniMaxM2ForCausalLM
+        MixtralForCausalLM OlmoeForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM
+    """,
+    "reward": "InternLM2ForRewardModel Qwen2ForProcessRewardModel Qwen2ForRewardModel",
+    "static": "StaticModel",
+}
+"""The classes that are named as the architectures which they serve, by their modules."""
+
+_OTHER_NAMES = {
     "DeepseekOcr2ForConditionalGeneration": "latent:DeepseekV2WithHeadsForCausalLM",
-    "DeepseekV2ForCausalLM": "latent:DeepseekV2ForCausalLM",
-    "DeepseekV32ForCausalLM": "latent:DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM": "latent:DeepseekV3ForCausalLM",
-    "Dots1ForCausalLM": "mixtures:Dots1ForCausalLM",
     "Ernie4_5_MoeForCausalLM": "mixtures:Ernie45MoeForCausalLM",
     "Ernie4_5ForCausalLM": "decoders.llama:Ernie45ForCausalLM",
-    "Exaone4ForCausalLM": "decoders.llama:Exaone4ForCausalLM",
-    "FalconForCausalLM": "decoders.bloom_falcon_mpt:FalconForCausalLM",
-    "FalconH1ForCausalLM": "hybrids.bamba:FalconH1ForCausalLM",
-    "FalconMambaForCausalLM": "hybrids.mamba:FalconMambaForCausalLM",
-    "Gemma2ForCausalLM": "decoders.gemma.gemma:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "decoders.gemma.gemma:Gemma3ForCausalLM",
-    "Gemma3nForCausalLM": "decoders.gemma.gemma3n:Gemma3nForCausalLM",
-    "Gemma4ForCausalLM": "decoders.gemma.gemma4:Gemma4ForCausalLM",
-    "Gemma4UnifiedForCausalLM": "decoders.gemma.gemma4:Gemma4UnifiedForCausalLM",
-    "GemmaForCausalLM": "decoders.gemma.gemma:GemmaForCausalLM",
-    "Glm4ForCausalLM": "decoders.llama:Glm4ForCausalLM",
-    "Glm4MoeForCausalLM": "mixtures:Glm4MoeForCausalLM",
-    "Glm4MoeLiteForCausalLM": "latent:Glm4MoeLiteForCausalLM",
-    "GlmForCausalLM": "decoders.llama:GlmForCausalLM",
-    "GlmMoeDsaForCausalLM": "latent:GlmMoeDsaForCausalLM",
-    "GPT2LMHeadModel": "decoders.gpt:GPT2LMHeadModel",
-    "GPTBigCodeForCausalLM": "decoders.gpt:GPTBigCodeForCausalLM",
-    "GPTJForCausalLM": "decoders.gpt:GPTJForCausalLM",
-    "GPTNeoXForCausalLM": "decoders.gpt:GPTNeoXForCausalLM",
-    "GptOssForCausalLM": "mixtures:GptOssForCausalLM",
-    "GraniteForCausalLM": "decoders.llama:GraniteForCausalLM",
-    "GraniteMoeForCausalLM": "mixtures:GraniteMoeForCausalLM",
-    "GraniteMoeHybridForCausalLM": "hybrids.bamba:GraniteMoeHybridForCausalLM",
     "GraniteMoeSharedForCausalLM": "mixtures:GraniteMoeForCausalLM",
-    "HeliumForCausalLM": "decoders.llama:HeliumForCausalLM",
-    "HunYuanDenseV1ForCausalLM": "decoders.llama:HunYuanDenseV1ForCausalLM",
-    "InternLM2ForCausalLM": "decoders.llama:InternLM2ForCausalLM",
-    "InternLM2ForRewardModel": "reward:InternLM2ForRewardModel",
-    "JambaForCausalLM": "hybrids.bamba:JambaForCausalLM",
     "KimiK2ForCausalLM": "latent:DeepseekV3ForCausalLM",
-    "KimiLinearForCausalLM": "hybrids.delta:KimiLinearForCausalLM",
-    "Lfm2ForCausalLM": "hybrids.lfm2:Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM": "hybrids.lfm2:Lfm2MoeForCausalLM",
-    "LlamaForCausalLM": "decoders.llama:LlamaForCausalLM",
-    "Mamba2ForCausalLM": "hybrids.mamba:Mamba2ForCausalLM",
-    "MambaForCausalLM": "hybrids.mamba:MambaForCausalLM",
-    "MiniCPM3ForCausalLM": "latent:MiniCPM3ForCausalLM",
-    "MiniMaxM2ForCausalLM": "mixtures:MiniMaxM2ForCausalLM",
-    "Ministral3ForCausalLM": "decoders.llama:Ministral3ForCausalLM",
-    "Mistral4ForCausalLM": "latent:Mistral4ForCausalLM",
-    "MistralForCausalLM": "decoders.llama:MistralForCausalLM",
-    "MixtralForCausalLM": "mixtures:MixtralForCausalLM",
-    "MptForCausalLM": "decoders.bloom_falcon_mpt:MptForCausalLM",
     "MPTForCausalLM": "decoders.bloom_falcon_mpt:MptForCausalLM",
-    "NemotronForCausalLM": "decoders.gpt:NemotronForCausalLM",
-    "NemotronHForCausalLM": "hybrids.mamba:NemotronHForCausalLM",
-    "Olmo2ForCausalLM": "decoders.olmo:Olmo2ForCausalLM",
-    "Olmo3ForCausalLM": "decoders.olmo:Olmo3ForCausalLM",
-    "OlmoHybridForCausalLM": "hybrids.delta:OlmoHybridForCausalLM",
-    "OlmoeForCausalLM": "mixtures:OlmoeForCausalLM",
-    "OlmoForCausalLM": "decoders.olmo:OlmoForCausalLM",
-    "OPTForCausalLM": "decoders.gpt:OPTForCausalLM",
-    "Phi3ForCausalLM": "decoders.llama:Phi3ForCausalLM",
-    "PhiForCausalLM": "decoders.gpt:PhiForCausalLM",
-    "Qwen2ForCausalLM": "decoders.llama:Qwen2ForCausalLM",
-    "Qwen2ForProcessRewardModel": "reward:Qwen2ForProcessRewardModel",
-    "Qwen2ForRewardModel": "reward:Qwen2ForRewardModel",
-    "Qwen2MoeForCausalLM": "mixtures:Qwen2MoeForCausalLM",
     "Qwen3_5ForCausalLM": "hybrids.delta:Qwen35ForCausalLM",
     "Qwen3_5MoeForCausalLM": "hybrids.delta:Qwen35MoeForCausalLM",
-    "Qwen3ForCausalLM": "decoders.llama:Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM": "mixtures:Qwen3MoeForCausalLM",
-    "Qwen3NextForCausalLM": "hybrids.delta:Qwen3NextForCausalLM",
     "Qwen3VLMoeForConditionalGeneration": "mixtures:Qwen3VLMoeForCausalLM",
-    "SeedOssForCausalLM": "decoders.llama:SeedOssForCausalLM",
-    "SmolLM3ForCausalLM": "decoders.llama:SmolLM3ForCausalLM",
-    "StableLmForCausalLM": "decoders.llama:StableLmForCausalLM",
-    "Starcoder2ForCausalLM": "decoders.gpt:Starcoder2ForCausalLM",
-    "YoutuForCausalLM": "latent:YoutuForCausalLM",
+    "UMT5ForConditionalGeneration": "encoder_decoders.t5:T5ForConditionalGeneration",
+    **{f"{name}EncoderModel": "encoder_decoders.t5:T5EncoderModel" for name in ("T5", "MT5", "UMT5")},
 }
+"""The classes of other architectures."""
+
 _ENCODERS = {
     "Albert": "encoders.bert:Albert",
     "Bert": "encoders.bert:Bert",
@@ -119,37 +92,10 @@ _ENCODERS = {
 }
 """The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
 
-_SPEECH = {
-    "BartForConditionalGeneration": "encoder_decoders.bart:BartForConditionalGeneration",
-    "MBartForConditionalGeneration": "encoder_decoders.bart:MBartForConditionalGeneration",
-    "MarianMTModel": "encoder_decoders.bart:MarianMTModel",
-    "MT5ForConditionalGeneration": "encoder_decoders.t5:MT5ForConditionalGeneration",
-    "PegasusForConditionalGeneration": "encoder_decoders.bart:PegasusForConditionalGeneration",
-    "T5ForConditionalGeneration": "encoder_decoders.t5:T5ForConditionalGeneration",
-    "UMT5ForConditionalGeneration": "encoder_decoders.t5:T5ForConditionalGeneration",
-    "WhisperForConditionalGeneration": "encoder_decoders.whisper:WhisperForConditionalGeneration",
-}
-"""Models whose decoder answers to a source that an encoder has read."""
-
-_COMPARED = {
-    "CLIPModel": "contrastive:CLIPModel",
-    "Siglip2Model": "contrastive:Siglip2Model",
-    "SiglipModel": "contrastive:SiglipModel",
-}
-"""Models of pictures and texts, whose vectors are compared."""
-
-_T5_ENCODERS = {f"{name}EncoderModel": "encoder_decoders.t5:T5EncoderModel" for name in ("T5", "MT5", "UMT5")}
-"""The encoders of models that answer to a source, alone."""
-
-_STATIC = {"StaticModel": "static:StaticModel"}
-"""A vector for each token, and no layers."""
-
-_ENTITIES = {"GLiNERModel": "gliner:GLiNERModel"}
-"""An encoder of labels and a text, which finds entities."""
-
-_OTHERS = {**_COMPARED, **_STATIC, **_ENTITIES, **_SPEECH, **_T5_ENCODERS}
-
-ARCHITECTURES: dict[str, str] = {**_DECODERS, **_OTHERS} | {
+ARCHITECTURES: dict[str, str] = {
+    **{name: f"{module}:{name}" for module, names in _CLASSES.items() for name in names.split()},
+    **_OTHER_NAMES,
+} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

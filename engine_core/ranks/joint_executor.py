@@ -46,14 +46,13 @@ class JointExecutor:
 
     def start(self) -> WorkerFacts:
         try:
-            facts = self._inner.start()
+            return self._inner.start()
         except ExecutorDead as error:
             if RankLostError.__name__ in str(error):
                 raise OtherEngineDead(
                     f"an engine that shares experts with this one has ended: {error}"
                 ) from error
             raise
-        return facts
 
     @property
     def inner(self) -> Executor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import get_args
 
 from engine_core.config import EngineConfig, ProcessConfig, cluster_key_needed
-from engine_core.options.expert_options import transport_of
+from engine_core.options.expert_options import placement_of, transport_of
 from models.config import ConfigError, ModelConfig
-from models.parallel.experts import Placement, check_experts, count_experts
+from models.parallel.experts import check_experts, count_experts
 from models.parallel.rank_shares import check_cut
 from worker.config import Place
 
@@ -19,12 +18,8 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
     """Refuse a layout into which the model cannot be cut. So many replicas share experts, if any do."""
     check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
     transport_of(config)
+    placement_of(config)
     if not config.enable_expert_parallel:
-        if config.expert_placement_strategy != "linear":
-            raise ConfigError(
-                f"--expert-placement-strategy {config.expert_placement_strategy} goes with "
-                "--enable-expert-parallel: add that, or leave it out"
-            )
         return
     ranks = config.tensor_parallel_size * expert_replicas
     if expert_replicas > 1 and (count := count_experts(model)) % ranks:
@@ -35,22 +30,11 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
             "and each replica holds all experts"
         )
     check_experts(model, ranks)
-    placement_of(config)
     if ranks == 1:
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
             "--tensor-parallel-size and --data-parallel-size, which are 1"
         )
-
-
-def placement_of(config: EngineConfig) -> Placement:
-    for known in get_args(Placement):
-        if config.expert_placement_strategy == known:
-            return known
-    raise ConfigError(
-        f"--expert-placement-strategy is '{config.expert_placement_strategy}'; it can be "
-        f"{' or '.join(get_args(Placement))}"
-    )
 
 
 def backend_of(process: ProcessConfig) -> str:

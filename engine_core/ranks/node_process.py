@@ -21,6 +21,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.ranks import rank_groups
 from engine_core.ranks.layout import backend_of
 from engine_core.ranks.rank_groups import LocalRanks
+from engine_core.ranks.rendezvous import free_port
 from engine_core.resolve_checkpoint import find_checkpoint, find_drafter
 from engine_core.wire import sockets
 from models.config import read_config
@@ -83,7 +84,7 @@ class Node:
         self._dealer.connect(f"tcp://{host}:{port}")
         node = self._config.node_rank
         hello = rank_groups.NodeHello(
-            node, rank_groups.PROTOCOL, socket.gethostname(), address, _free_port(address)
+            node, rank_groups.PROTOCOL, socket.gethostname(), address, free_port(address)
         )
         self._dealer.send(self._encoder.encode(hello))
         _log.info("waiting for the engine at %s:%d", host, port)
@@ -175,9 +176,3 @@ def _own_address(host: str, port: int) -> str:
         except OSError as error:
             raise OSError(f"--master-addr {host} cannot be reached: {error.strerror}") from error
         return probe.getsockname()[0]
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]

@@ -197,7 +197,6 @@ class RemoteRanks:
         self._refused = False
         """Whether the next DISCONNECTED is of a connection that was refused."""
         self._warned = False
-        self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = guarded_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -231,7 +230,7 @@ class RemoteRanks:
     def begin(self, config: WorkerConfig, log_level: str) -> None:
         for node, places in self._nodes.items():
             known = [self._with_addresses(place, self._hellos[node]) for place in places]
-            self._send(node, self._encoder.encode(NodeTask(config, known, log_level)))
+            self._send(node, _encoder.encode(NodeTask(config, known, log_level)))
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._router, zmq.POLLIN)
@@ -252,7 +251,7 @@ class RemoteRanks:
         for node in lost:
             failed = RankFailed("the connection to its machine is lost", time.time(), unreported=True)
             for place in self._nodes[node]:
-                yield place.rank, self._encoder.encode(failed)
+                yield place.rank, _encoder.encode(failed)
             self._gone.add(node)
 
     def host(self, rank: int) -> str:

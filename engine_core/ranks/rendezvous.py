@@ -178,7 +178,7 @@ class _Host:
                     _log.warning("engine %d has left again", number)
                     self._lines.pop(number).socket.close()
             own: str = listener.getsockname()[0]
-        rendezvous = f"tcp://{_in_url(own)}:{_free_port(own)}"
+        rendezvous = f"tcp://{_in_url(own)}:{free_port(own)}"
         for line in self._lines.values():
             line.send(Table(self._addresses, rendezvous))
         return Rendezvous(_made_ready(self._lines), rendezvous, own)
@@ -275,7 +275,7 @@ def _listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _free_port(address: str) -> int:
+def free_port(address: str) -> int:
     with _listener(address, 0) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -32,12 +32,6 @@ PARTS = {
     "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
-EXPERTS = {
-    "ffn_gate_exps": ("experts.{}.gate_proj",),
-    "ffn_up_exps": ("experts.{}.up_proj",),
-    "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
-    "ffn_down_exps": ("experts.{}.down_proj",),
-}
 TENSORS = {
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale",

@@ -85,10 +85,10 @@ _PARTS = {
 """The parts of decoders' layers, of which each has some. Families change names in it."""
 
 
-def _experts(scope: str = "mlp", *names: str) -> dict[str, tuple[str, ...]]:
+def _experts(scope: str = "mlp.experts", *names: str) -> dict[str, tuple[str, ...]]:
     """The modules of an expert, in whose names {} stands for its number; `names` are of gate, up and down."""
     names = names or ("gate_proj", "up_proj", "down_proj")
-    gate, up, down = (f"{scope}.experts.{{}}.{name}" for name in names)
+    gate, up, down = (f"{scope}.{{}}.{name}" for name in names)
     return {
         "ffn_gate_exps": (gate,),
         "ffn_up_exps": (up,),
@@ -105,13 +105,13 @@ _GEMMA4 = Architecture(
     modules={**_DECODER, **gemma.MODULES},
     parts={**_PARTS, **gemma.PARTS},
     stacks=gemma.STACKS,
-    experts=gemma.EXPERTS,
+    experts=_experts("experts"),
     tensors=gemma.TENSORS,
 )
 _MIXTURE = replace(_PLAIN, experts=_experts())
 _CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
 _BLOCK_SPARSE = {**_PARTS, "ffn_gate_inp": "block_sparse_moe.gate"}
-_BLOCK_SPARSE_EXPERTS = _experts("block_sparse_moe", "w1", "w3", "w2")
+_BLOCK_SPARSE_EXPERTS = _experts("block_sparse_moe.experts", "w1", "w3", "w2")
 _SHARED_EXPERT = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -176,7 +176,7 @@ _LFM2 = Architecture(
         "ffn_gate_inp": "feed_forward.gate",
     },
     convolutions=("shortconv.conv",),
-    experts=_experts("feed_forward", "w1", "w3", "w2"),
+    experts=_experts("feed_forward.experts", "w1", "w3", "w2"),
     tensors={"exp_probs_b.bias": "feed_forward.expert_bias"},
 )
 
@@ -204,7 +204,7 @@ _GRANITE_MIXTURE = replace(
         "ffn_up_shexp": "shared_mlp.up_proj",
         "ffn_down_shexp": "shared_mlp.output_linear",
     },
-    experts=_experts("block_sparse_moe"),
+    experts=_experts("block_sparse_moe.experts"),
 )
 _GRANITE_MLP = {
     "ffn_gate": "shared_mlp.gate_proj",
@@ -231,7 +231,7 @@ _NEMOTRON_H = Architecture(
     modules={**_DECODER, "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
     layers="backbone.layers",
     parts=_MIXER,
-    experts=_experts("mixer"),
+    experts=_experts("mixer.experts"),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -346,7 +346,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2moe": _LFM2,
     "granitehybrid": replace(
         _mamba(_GRANITE_MIXTURE, "mamba", _GRANITE_MLP),
-        experts=_experts("block_sparse_moe", "gate_proj", "up_proj", "output_linear"),
+        experts=_experts("block_sparse_moe.experts", "gate_proj", "up_proj", "output_linear"),
     ),
     "falcon-h1": _mamba(_FALCON_H1, "mamba", _FALCON_H1_PARTS, ffn_norm="pre_ff_layernorm.weight"),
     "nemotron_h": _mamba(_NEMOTRON_H, "mixer", {}),

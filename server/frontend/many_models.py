@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from server.frontend.frontend import Frontend
 from server.frontend.model_engines import ModelEngines, ModelState
 from server.frontend.model_memory import ModelMemory, budget_for
 from server.frontend.model_set import ModelSet, Slot
+from server.helpers.job_queue import begin_task
 from server.metrics.server_metrics import Metrics
 from server.model_facts import ANY_MODEL, TAG
 from server.options.model_list import ModelEntry
@@ -76,7 +77,7 @@ class ManyModels:
         self._requests = 0
         self._started = False
         self._draining: Status | None = None
-        self._work = set[asyncio.Task[None]]()
+        self._work = set[asyncio.Task[Any]]()
         self.use(entries)
 
     # Names.
@@ -138,7 +139,7 @@ class ManyModels:
         for state in before:
             if state not in states:
                 self._set.remove(state.slot)
-        self._peeked = self._begin(self._peek(states))
+        self._peeked = begin_task(self._peek(states), self._work)
 
     def move(self, alias: str, state: ModelState) -> None:
         """Have a name mean another model from now on. Requests that it has brought go on where they are."""
@@ -206,7 +207,7 @@ class ManyModels:
         await self._peeked
         await self._check_memory()
         self._started = True
-        self._begin(self._look())
+        begin_task(self._look(), self._work)
 
     @property
     def status(self) -> Status:
@@ -251,7 +252,7 @@ class ManyModels:
     def close(self) -> None:
         for task in self._work:
             task.cancel()
-        self._begin(self._set.close())
+        begin_task(self._set.close(), self._work)
         for client in self._clients:
             client.close()
 
@@ -261,7 +262,7 @@ class ManyModels:
         if (state := self._engines.states.get(model)) is not None:
             self._engines.started(state, address, pids)
             if state.slot.state == "unloaded":  # by the server in whose place this one is
-                self._begin(self._touch(state))
+                begin_task(self._touch(state), self._work)
 
     def client_of(self, model: int) -> EngineClient | None:
         """The client of a model's engines, if they are there."""
@@ -310,9 +311,3 @@ class ManyModels:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self._set.shrink()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        return task

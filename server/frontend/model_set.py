@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from server.errors import ApiError, Internal, Unavailable
+from server.helpers.job_queue import begin_task
 
 LOOK_SECONDS = 1.0
 """Seconds between looks whether background work may have a model loaded."""
@@ -29,7 +30,6 @@ PATIENCE = 0.5
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class ModelSet(Generic[T]):
                 waits = background and slot.state == "unloaded" and await self._is_in_the_way(slot)
                 if slot.state == "unloaded" and not waits:
                     slot.state = "loading"
-                    self._begin(self._load(slot))
+                    begin_task(self._load(slot), self._tasks)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS if waits else None):
                         await self._changed.wait()
@@ -151,7 +151,7 @@ class ModelSet(Generic[T]):
         slot.users -= 1
         slot.used = self._clock()
         if slot.removed and not slot.users and slot.state == "loaded":
-            self._begin(self.unload(slot))
+            begin_task(self.unload(slot), self._tasks)
         self._notice()
 
     # Models.
@@ -162,7 +162,7 @@ class ModelSet(Generic[T]):
             served, slot.served = slot.served, None
             slot.state = "unloading"
             assert served is not None
-            await asyncio.shield(self._begin(self._unload(slot, served)))
+            await asyncio.shield(begin_task(self._unload(slot, served), self._tasks))
         return slot.state == "unloaded"
 
     async def _unload(self, slot: Slot[T], served: T) -> None:
@@ -187,7 +187,7 @@ class ModelSet(Generic[T]):
         """Serve a model no more, but to those who use it."""
         slot.removed = True
         if slot.state == "loaded" and not slot.users:
-            self._begin(self.unload(slot))
+            begin_task(self.unload(slot), self._tasks)
         elif slot.state == "unloaded" and not slot.waiting:
             self.slots.remove(slot)
 
@@ -276,12 +276,6 @@ class ModelSet(Generic[T]):
         for one in sorted(others, key=lambda one: (not one.closed, one.used)):
             if excess > 0:
                 one.closed, excess = True, excess - one.size
-
-    def _begin(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _notice(self) -> None:
         self._changed.set()

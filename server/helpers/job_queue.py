@@ -26,6 +26,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+def begin_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Begin a task that `tasks` holds until it has ended: an event loop holds none."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 class Helpers:
     """The queues and processes of all jobs that one frontend has."""
 
@@ -96,7 +104,7 @@ class JobQueue(Generic[A]):
     def start(self) -> None:
         """Starts a process before the first order, which else waits for that."""
         if self._idle:
-            self._begin(self._start(self._idle.pop()))
+            begin_task(self._start(self._idle.pop()), self._tasks)
 
     def close(self) -> None:
         if any(task.get_loop().is_closed() for task in self._tasks):
@@ -106,12 +114,6 @@ class JobQueue(Generic[A]):
                 task.cancel()  # which kills its process
         for process in self._idle:
             process.kill()
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _add(self, order: msgspec.Struct, data: Data, owner: str, digest: bytes) -> _Order[A]:
         sent = msgspec.msgpack.encode(order), data
@@ -126,7 +128,7 @@ class JobQueue(Generic[A]):
 
         self.bytes += size
         asked = _Order[A]()
-        asked.task = self._begin(self._follow(asked, order, sent, owner))
+        asked.task = begin_task(self._follow(asked, order, sent, owner), self._tasks)
         asked.task.add_done_callback(end)
         if digest:
             self._by_digest[digest] = asked
@@ -157,7 +159,7 @@ class JobQueue(Generic[A]):
             if runs:
                 self._pass_on(process)
             else:
-                self._begin(self._start(process))
+                begin_task(self._start(process), self._tasks)
 
     async def _start(self, process: HelperProcess) -> None:
         """Starts a process, and then gives it to who waits."""
