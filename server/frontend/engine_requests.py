@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import repeat
@@ -98,9 +98,11 @@ class EngineRequests:
         if facts.sources is not None:
             asked.read_by_encoder(facts.sources)
         if len(params) == 1 and rules is None:
-            return self._generate(asked, 0)
-        options.setdefault("group", frontend.client.new_number())
-        return self._generate_all(asked) if rules is None else self._search(asked, rules)
+            deltas = self._generate(asked, 0)
+        else:
+            options.setdefault("group", frontend.client.new_number())
+            deltas = self._generate_all(asked) if rules is None else self._search(asked, rules)
+        return _logged(deltas, admission.id) if frontend.config.log.enable_log_outputs else deltas
 
     async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
         own, client = asked.admission, self._frontend.client
@@ -216,3 +218,14 @@ class EngineRequests:
             frontend.client.abort(left := [stream.id for stream, _ in waiting])
             admission.streams.difference_update(left)
         return answers
+
+
+async def _logged(deltas: AsyncGenerator[Delta, None], name: str) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of a request, and logs the text of each choice that has ended."""
+    texts: defaultdict[int, str] = defaultdict(str)
+    async with aclosing(deltas):
+        async for delta in deltas:
+            texts[delta.index] += delta.text
+            if reason := delta.finish_reason:
+                _log.info("request %s: choice %d, %s: %r", name, delta.index, reason, texts[delta.index])
+            yield delta

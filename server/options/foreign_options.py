@@ -36,7 +36,7 @@ _IDLE_OBJECTS = "attention-config kernel-config structured-outputs-config"
 _REFUSED_SWITCHES = """
     calculate-kv-scales cudagraph-metrics data-parallel-multi-port-external-lb disable-sliding-window
     enable-cumem-allocator enable-dbo enable-elastic-ep enable-eplb enable-fault-tolerance
-    enable-layerwise-nvtx-tracing enable-log-outputs enable-mfu-metrics enable-nccl-comm-suspend
+    enable-layerwise-nvtx-tracing enable-mfu-metrics enable-nccl-comm-suspend
     enable-offline-docs enable-return-routed-experts enable-scale-out enable-trace-replay
     exclude-tools-when-tool-choice-none grpc kv-cache-metrics log-error-stack mm-encoder-only numa-bind
     ray-workers-use-nsight return-sampling-mask specialize-active-lora tokens-only

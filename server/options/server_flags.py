@@ -108,6 +108,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     enable_log_requests: Annotated[bool, OptionDoc(LOGS)] = False
     """Log each request's id, size and parameters."""
+    enable_log_outputs: Annotated[bool, OptionDoc(LOGS)] = False
+    """Log the text of each answer that has ended, by its request's id."""
     disable_log_stats: Annotated[bool, OptionDoc(LOGS)] = False
     """No line on throughput every ten seconds."""
     disable_uvicorn_access_log: Annotated[bool, OptionDoc(LOGS)] = False

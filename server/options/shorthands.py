@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
@@ -60,9 +60,7 @@ def expand(values: dict[str, object]) -> None:
 
 def _replace_old_tasks(values: dict[str, object]) -> None:
     """Replace the tasks of older versions of vLLM by the options that ask for the same today."""
-    tasks = values.get("tasks")
-    if not isinstance(tasks, list):
-        return
+    tasks = cast("list[str]", values.get("tasks") or [])
     asked = [(name, *option) for name in tasks if name in OLD_TASKS for option in OLD_TASKS[name].items()]
     for name, field, value in asked:
         if values.get(field, "auto") not in ("auto", value):

@@ -290,6 +290,18 @@ async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogC
     assert "seed=5" in caplog.text
 
 
+async def test_answers_are_logged_if_asked(
+    client: FakeClient, ready: GetReady, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "server.frontend.engine_requests")
+    frontend = await ready("--enable-log-outputs")
+    task = await started(generate(frontend, [1], SamplingParams(), request_id="it"))
+    client.submitted[0].say(ids(frontend, "a\nb"))
+    client.submitted[0].say(ids(frontend, "c"), finish="length")
+    await task
+    assert caplog.messages == ["request it: choice 0, length: 'a\\nbc'"]
+
+
 async def test_every_request_is_counted_by_its_end(client: FakeClient, frontend: Frontend) -> None:
     task = await started(generate(frontend, [1, 2], SamplingParams()))
     client.submitted[0].say([9, 9, 9], finish="length")
