@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from tempfile import SpooledTemporaryFile
 from urllib.parse import unquote
@@ -20,6 +20,8 @@ MOST_FIELDS = 16
 MOST_FIELD_BYTES = 8 << 10
 """Bytes of a field that is no file, and of the headers of a part."""
 
+WRITTEN_BYTES = 1 << 20
+"""Bytes of a file that are gathered before they are written."""
 IN_MEMORY = 1 << 20
 """Bytes of a form that are held in memory; a longer one is held in a temporary file."""
 _PIECE = 1 << 18
@@ -62,6 +64,29 @@ class FormReader:
         while not self.complete and self._step(content):
             pass
         return bytes(content)
+
+    async def receive(
+        self, receive: Receive, write: Callable[[bytes], object], most: int, too_large: ApiError
+    ) -> None:
+        """Read the whole form, and have a thread write its file as it comes.
+
+        Raises `too_large` behind `most` bytes, and ClientDisconnect.
+        """
+        waiting, received, more = bytearray(), 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            data = message.get("body", b"")
+            received += len(data)
+            if received > most:
+                raise too_large
+            waiting += self.push(data)
+            more = message.get("more_body", False)
+            if len(waiting) >= WRITTEN_BYTES or not more:
+                await asyncio.to_thread(write, bytes(waiting))
+                waiting.clear()
+        self.check_complete()
 
     def check_complete(self) -> None:
         """Raises an error unless the form had its end, and a file."""

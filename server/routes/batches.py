@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
-from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from server.access.request_state import state_of
@@ -37,8 +36,8 @@ MOST_FILE = 512 << 20
 """Bytes of an uploaded file."""
 MOST_UPLOADS = 8
 """Files that are sent to a process at a time."""
-_WRITE_BYTES = 1 << 20
-"""Bytes of an upload that are gathered before they are written."""
+_MOST_FORM = MOST_FILE + (1 << 20)
+"""The most bytes of a form with a file: what stands before and behind it counts, too."""
 _LARGEST_PAGE = 10_000
 
 
@@ -62,12 +61,12 @@ async def create_file(request: Request) -> Response:
     """Keep a file of requests, one a line: a form with `file`, `purpose` and perhaps `expires_after`."""
     form = FormReader(state_of(request.scope).header(b"content-type") or "")
     length = state_of(request.scope).header(b"content-length") or "0"
-    if length.isdecimal() and int(length) > MOST_FILE + _WRITE_BYTES:
+    if length.isdecimal() and int(length) > _MOST_FORM:
         raise _too_long()
     with refused_if_full(FULL_DISK), _one_of_few(runner_of(request)):
         upload = await asyncio.to_thread(Upload, folder_of(request), MOST_FILE, owner_of(request))
         try:
-            await _receive(request, form, upload)
+            await form.receive(request.receive, upload.write, _MOST_FORM, _too_long())
             purpose = form.fields.get("purpose")
             if purpose != "batch":
                 raise BadRequest(f"purpose: only 'batch' has a use here, got {purpose!r}.", "purpose")
@@ -80,25 +79,6 @@ async def create_file(request: Request) -> Response:
 
 def _too_long() -> HttpError:
     return HttpError(413, f"A file may have at most {MOST_FILE} bytes: divide it.")
-
-
-async def _receive(request: Request, form: FormReader, upload: Upload) -> None:
-    """Write the file of a form as it comes."""
-    waiting, received, more = bytearray(), 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data = message.get("body", b"")
-        received += len(data)
-        if received > MOST_FILE + _WRITE_BYTES:  # what stands before and behind the file counts, too
-            raise _too_long()
-        waiting += form.push(data)
-        more = message.get("more_body", False)
-        if len(waiting) >= _WRITE_BYTES or not more:
-            await asyncio.to_thread(upload.write, bytes(waiting))
-            waiting.clear()
-    form.check_complete()
 
 
 @contextmanager

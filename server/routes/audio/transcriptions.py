@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from server.access.request_state import RequestState, state_of
@@ -44,8 +43,6 @@ from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
 from server.text.tokenizer import Tokenizer
 
 _FORM = TypeAdapter(AudioForm)
-_WRITE_BYTES = 1 << 20
-"""Bytes of an upload that are gathered before they are written."""
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -105,30 +102,19 @@ async def _respond(request: Request, task: str) -> Response:
 
 async def _receive(request: Request, form: FormReader, upload: TemporaryPath, most: int) -> bytes:
     """Writes the file of a form as it comes, and returns its digest."""
-    waiting, received, size, more = bytearray(), 0, 0, True
-    digest = hashlib.blake2b(digest_size=32)
+    digest, size = hashlib.blake2b(digest_size=32), 0
+    too_large = recording_too_large(most)
 
     def write(data: bytes) -> None:
+        nonlocal size
+        size += len(data)
+        if size > most:
+            raise too_large
         digest.update(data)
         upload.file.write(data)
         upload.file.flush()
 
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data = message.get("body", b"")
-        received += len(data)
-        found = form.push(data)
-        size += len(found)
-        if size > most or received > most + FORM_BYTES:
-            raise recording_too_large(most)
-        waiting += found
-        more = message.get("more_body", False)
-        if len(waiting) >= _WRITE_BYTES or not more:
-            await asyncio.to_thread(write, bytes(waiting))
-            waiting.clear()
-    form.check_complete()
+    await form.receive(request.receive, write, most + FORM_BYTES, too_large)
     if not size:
         raise BadRequest("The file of the form is empty.", "file")
     return digest.digest()
