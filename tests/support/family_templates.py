@@ -1,0 +1,155 @@
+"""The chat templates of nine families of models, restated as far as the assistant's turns go.
+
+The suite canitoolcall has answers that the families' own templates have written; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fake_frontend import byte_tokenizer
+from recorded_calls import FAMILIES
+
+from server.text.tokenizer import Tokenizer
+
+_GEMMA_VALUES = (
+    '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>'
+    '{% elif v is mapping %}{{ "{" + pairs(v) + "}" }}'
+    "{% elif v is iterable %}[{% for each in v %}{{ value(each) }}{{ ',' if not loop.last }}{% endfor %}]"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+    "{% macro pairs(v) %}{% for key, each in v | dictsort %}{{ key }}:{{ value(each) }}"
+    "{{ ',' if not loop.last }}{% endfor %}{% endmacro %}"
+)
+
+
+@dataclass(frozen=True)
+class FamilyTemplate:
+    """What one family's template writes."""
+
+    model: str
+    """A model of the suite that writes so."""
+    head: str
+    """What stands before the assistant's turn, in a prompt too."""
+    turn: str
+    """The turn of `content`, `reasoning` and the functions `calls`, and its end."""
+    opens: str = ""
+    """What a prompt has behind the head."""
+    macros: str = ""
+    no_tokens: tuple[str, ...] = ()
+    """Markers of the family that are no tokens of the model."""
+    renders: str = ""
+    """How the suite's names of what the template has written begin."""
+
+    @property
+    def source(self) -> str:
+        """The template. It writes turns of others alike in all families, for no answer depends on them."""
+        return (
+            self.macros + "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+            "{% set content, reasoning = m.content or '', m.reasoning_content or '' %}"
+            "{% set calls = (m.tool_calls or []) | map(attribute='function') | list %}"
+            "{% if m.role == 'assistant' %}" + self.head + self.turn + "{% else %}"
+            "{{ m.role }}: {{ content }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}" + self.head + self.opens + "{% endif %}"
+        )
+
+
+TEMPLATES = {
+    "qwen3-hermes": FamilyTemplate(
+        "Qwen/Qwen3-0.6B",
+        "<|im_start|>assistant\n",
+        "{{ '<think>\n' + reasoning + '\n</think>\n\n' if reasoning }}{{ content }}"
+        "{% for f in calls %}{{ '\n' if content or not loop.first }}"
+        '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>'
+        "{% endfor %}<|im_end|>\n",
+    ),
+    "qwen3-xml": FamilyTemplate(
+        "Qwen/Qwen3.8-27B",
+        "<|im_start|>assistant\n",
+        "<think>\n{{ reasoning }}\n</think>\n\n{{ content }}"
+        "{% for f in calls %}{{ '\n' if not loop.first else '\n\n' if content }}"
+        "<tool_call>\n<function={{ f.name }}>\n{% for key, v in f.arguments.items() %}"
+        "<parameter={{ key }}>\n{{ v if v is string else v | tojson }}\n{{ '</parameter>\n' }}{% endfor %}"
+        "</function>\n</tool_call>{% endfor %}<|im_end|>\n",
+        opens="<think>\n",
+        no_tokens=("<function=", "</function>", "<parameter=", "</parameter>"),
+        renders="qwen3-xml/q38",
+    ),
+    "deepseek": FamilyTemplate(
+        "deepseek-ai/DeepSeek-V3.1",
+        "<｜Assistant｜></think>",
+        "{{ content }}{{ '<｜tool▁calls▁begin｜>' if calls }}{% for f in calls %}"
+        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>"
+        "{% endfor %}{{ '<｜tool▁calls▁end｜>' if calls }}<｜end▁of▁sentence｜>",
+    ),
+    "glm": FamilyTemplate(
+        "zai-org/GLM-4.7",
+        "<|assistant|>",
+        "<think>{{ reasoning }}</think>{{ content }}{% for f in calls %}<tool_call>{{ f.name }}"
+        "{% for key, v in f.arguments.items() %}<arg_key>{{ key }}</arg_key>"
+        "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}</tool_call>{% endfor %}",
+        opens="<think>",
+    ),
+    "kimi": FamilyTemplate(
+        "moonshotai/Kimi-K2.6",
+        "<|im_assistant|>assistant<|im_middle|>",
+        "<think>{{ reasoning }}</think>{{ content }}{{ '<|tool_calls_section_begin|>' if calls }}"
+        "{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+        "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+        "{{ '<|tool_calls_section_end|>' if calls }}<|im_end|>",
+        opens="<think>",
+    ),
+    "gpt-oss": FamilyTemplate(
+        "openai/gpt-oss-20b",
+        "<|start|>assistant",
+        "{% if reasoning %}<|channel|>analysis<|message|>{{ reasoning }}<|end|><|start|>assistant{% endif %}"
+        "{% if content %}<|channel|>final<|message|>{{ content }}<|return|>{% endif %}"
+        "{% for f in calls %}{{ '<|start|>assistant' if not loop.first }} to=functions.{{ f.name }}"
+        "<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>{% endfor %}",
+        renders="gpt-oss/hf-template",
+    ),
+    "gemma4": FamilyTemplate(
+        "google/gemma-4-31B-it",
+        "<|turn>model\n",
+        "{{ '<|channel>thought\n' + reasoning + '\n<channel|>' if reasoning }}{% for f in calls %}"
+        '<|tool_call>call:{{ f.name + "{" + pairs(f.arguments) + "}" }}<tool_call|>{% endfor %}'
+        "{{ content }}<turn|>\n",
+        macros=_GEMMA_VALUES,
+    ),
+    "llama": FamilyTemplate(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "{{ content }}{% for f in calls %}{{ '; ' if not loop.first }}"
+        '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}<|eot_id|>',
+    ),
+    "mistral": FamilyTemplate(
+        "mistralai/Magistral-Small-2509",
+        "[/INST]",
+        "{{ '[THINK]' + reasoning + '[/THINK]' if reasoning }}{{ content }}"
+        "{% for f in calls %}[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}{% endfor %}</s>",
+        no_tokens=("<think>", "</think>"),
+    ),
+}
+"""By the suite's names. gpt-oss' and Llama's own write one call in a turn, these a second as models do."""
+
+
+@cache
+def family_tokenizer(family: str) -> Tokenizer:
+    """Bytes, the family's markers as special tokens, and its template."""
+    template = TEMPLATES[family]
+    markers = [marker for marker in FAMILIES[family].markers if marker not in template.no_tokens]
+    return byte_tokenizer(*markers, template=template.source)
+
+
+def written_answer(family: str, asked: list[dict[str, Any]], answer: dict[str, Any]) -> str:
+    """What the family's template writes for an answer, from where the prompt ends to the end of the turn."""
+    chat = family_tokenizer(family).chat
+    prompt = chat.render(asked, divides=False)
+    whole = chat.render([*asked, answer], add_generation_prompt=False, divides=False)
+    assert whole.startswith(prompt)
+    reference = FAMILIES[family].reference_for(TEMPLATES[family].model)
+    text = whole.removeprefix(prompt).rstrip("\n")
+    for stop in reference.stop_tokens if reference else ():
+        text = text.removesuffix(stop)
+    return text
