@@ -131,7 +131,7 @@ TEMPLATES = {
         no_tokens=("<think>", "</think>"),
     ),
 }
-"""By the suite's names. gpt-oss' and Llama's own write one call in a turn, these a second as models do."""
+"""The templates by the suite's names. gpt-oss' and Llama's own write one call a turn, these a second, too."""
 
 
 @cache
