@@ -55,6 +55,10 @@ class LocalLink:
         self._handler.tell()
         self._handler.obey()
 
+    def tell_stats(self) -> None:
+        """Tell what an engine in a process of its own tells beside its outputs."""
+        self._tell(self.engine.stats())
+
     def _tell(self, answer: protocol.Answer) -> None:
         if self._listener is not None:
             self._listener.heard(self._number, answer)

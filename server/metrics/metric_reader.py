@@ -77,4 +77,4 @@ def _by_labels(samples: Sequence[Sample]) -> Iterator[tuple[dict[str, str], list
         outer = frozenset(pair for pair in sample.labels.items() if pair[0] not in ("le", "position"))
         groups.setdefault(outer, []).append(sample)
     for labels, own in groups.items():
-        yield dict(labels), own
+        yield dict(sorted(labels)), own

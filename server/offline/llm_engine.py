@@ -162,6 +162,7 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """What the page /metrics of a server would show now."""
+        self.local.learn_stats()
         return read_metrics(self.frontend.metrics.page().decode())
 
     def sleep(self, level: int = 1) -> None:

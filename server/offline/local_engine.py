@@ -62,6 +62,10 @@ class LocalEngine:
         self._check_alive()
         return self._runner.run(self._drive(work))
 
+    def learn_stats(self) -> None:
+        """Has the frontend know what the engine tells of itself now."""
+        self._link.tell_stats()
+
     def step(self) -> None:
         """Runs one step, and has what it brings become outputs."""
         self._check_alive()

@@ -34,15 +34,7 @@ from server.options.option_parsing import (
     undotted,
 )
 from server.options.option_sources import from_environment, from_file, from_keywords
-from server.options.server_flags import (
-    ACCESS,
-    ANSWERS,
-    LOGS,
-    REPORTS,
-    TEXT,
-    ServerConfig,
-    shown_name,
-)
+from server.options.server_flags import ACCESS, ANSWERS, LOGS, REPORTS, TEXT, ServerConfig, shown_name
 from server.options.shorthands import Shorthands, expand
 from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER
 

@@ -67,6 +67,7 @@ def test_metrics_tell_of_what_was_done(engine: LLMEngine):
         run(engine)
     tokens, lengths = after["vllm:generation_tokens"], after["vllm:request_generation_tokens"]
     assert isinstance(tokens, Counter) and tokens.value == before["vllm:generation_tokens"].value + 3
+    assert after["vllm:num_requests_running"].value == 0
     assert isinstance(lengths, Histogram) and lengths.count == lengths.buckets["+Inf"]
 
 
