@@ -5,7 +5,7 @@ The HTTP API and `LLM` share this. All of it is plain computation: the caller de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -95,15 +95,10 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
         names = ("use_activation", "normalize", "softmax", "activation")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if len(set(given.values())) > 1:
-            raise activations_differ(given)
+            raise BadRequest(
+                f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
+            )
         return next(iter(given.values()), None)
-
-
-def activations_differ(names: Iterable[str]) -> BadRequest:
-    """The error for several names of `use_activation` with different values."""
-    return BadRequest(
-        f"{' and '.join(names)} mean the same, but differ; use `use_activation`.", "use_activation"
-    )
 
 
 class PooledText(msgspec.Struct, frozen=True, gc=False):

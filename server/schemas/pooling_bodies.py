@@ -21,7 +21,6 @@ from server.requests.pooling import (
     PoolingParams,
     Source,
     Truncation,
-    activations_differ,
     find_prompt,
     prompt_for,
 )
@@ -48,7 +47,6 @@ _SHAPES = (
     "Input should be a string, a list of strings, a list of token ids, a list of lists of token ids, or chat "
     "messages, and all of a list of the same kind"
 )
-_OLD_NAMES = ("normalize", "normalized", "activation", "softmax")
 
 Outputs = Annotated[list[Text], Field(min_length=1), FIRST_ERROR]
 OUTPUTS_TEXT = (
@@ -69,12 +67,14 @@ class PoolingBody(RequestBody):
 
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
-    other_names: ClassVar[Mapping[str, str]] = {"rid": "request_id"}
+    other_names: ClassVar[Mapping[str, str]] = {
+        "rid": "request_id",
+        **dict.fromkeys(("normalize", "normalized", "activation", "softmax"), "use_activation"),
+    }
     foreign: ClassVar[Mapping[str, ForeignField]] = ADAPTER_FIELDS
 
     use_activation: Flag | None = optional(
-        "Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
-        "raw. Older names are normalize, activation and softmax."
+        "Normalise vectors, or turn logits into probabilities. null: as the model does; false: raw."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
         "Keep so many tokens of a text; -1 keeps what the model can read."
@@ -82,20 +82,6 @@ class PoolingBody(RequestBody):
     truncation_side: Literal["left", "right"] | None = optional(
         "The end that is cut; null is right, which keeps the beginning."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_old_names(cls, body: object, info: ValidationInfo) -> object:
-        if not isinstance(body, dict) or body.keys().isdisjoint(_OLD_NAMES):
-            return body
-        given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
-        if len({value for value in given.values() if isinstance(value, bool)}) > 1:
-            raise activations_differ(given)
-        if body.get("use_activation") is None and given:
-            note_name(info.context, "use_activation", next(iter(given)))
-        wrong = [value for value in given.values() if not isinstance(value, bool)]
-        rest = {name: value for name, value in body.items() if name not in (*_OLD_NAMES, "use_activation")}
-        return {**rest, "use_activation": next(iter([*wrong, *given.values()]), None)}
 
     def truncation(self, facts: Facts) -> Truncation:
         if self.truncate_prompt_tokens is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from server.errors import BadRequest
 from server.media.media_parts import is_reference
@@ -223,14 +223,7 @@ class OllamaEmbeddingsRequest(OllamaEmbedRequest):
     """The older body, whose one text is in `prompt`. Its vector is as the model makes it."""
 
     texts_field = "prompt"
-    client_names = {"input": "prompt"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def move_prompt(cls, body: object) -> object:
-        if not isinstance(body, dict) or "prompt" not in body:
-            return body
-        return {**{name: value for name, value in body.items() if name != "prompt"}, "input": body["prompt"]}
+    other_names = {"prompt": "input"}
 
     def params(self) -> PoolingParams:
         return PoolingParams(task="embed")

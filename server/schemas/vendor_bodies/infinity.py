@@ -7,35 +7,27 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import model_validator
 
 from server.errors import BadRequest
+from server.schemas.body import ForeignField
 from server.schemas.sampling_fields import Usage
 from server.schemas.score_and_rerank import ClassifyRequest, RankedParts, RerankRequest
+from server.schemas.unknown_fields import FieldNotes
 
-_RAW = "raw_scores"
+
+def _use_activation(raw: Any, notes: FieldNotes) -> dict[str, Any]:
+    if not isinstance(raw, bool):
+        raise BadRequest("`raw_scores` is true or false.", "raw_scores")
+    return {"use_activation": False} if raw else {}
 
 
-def _activation_of(body: object) -> object:
-    """The body with our `use_activation` in the place of `raw_scores`."""
-    if not isinstance(body, dict) or _RAW not in body:
-        return body
-    raw = body[_RAW]
-    if not isinstance(raw, bool | None):
-        raise BadRequest("`raw_scores` is true or false.", _RAW)
-    rest: dict[str, Any] = {name: value for name, value in body.items() if name != _RAW}
-    return {"use_activation": False, **rest} if raw else rest
+_RAW_SCORES = {"raw_scores": ForeignField(_use_activation, "true is use_activation: false.")}
 
 
 class InfinityRerank(RerankRequest):
-    client_names = {"use_activation": _RAW}
+    foreign = {**RerankRequest.foreign, **_RAW_SCORES}
 
     return_documents: bool | None = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_raw_scores(cls, body: object) -> object:
-        return _activation_of(body)
 
     def write(self, parts: RankedParts) -> InfinityRanking:
         best = parts.best[: self.top_n or None]
@@ -49,12 +41,7 @@ class InfinityRerank(RerankRequest):
 
 
 class InfinityClassify(ClassifyRequest):
-    client_names = {"use_activation": _RAW}
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_raw_scores(cls, body: object) -> object:
-        return _activation_of(body)
+    foreign = {**ClassifyRequest.foreign, **_RAW_SCORES}
 
 
 class InfinityRanked(msgspec.Struct):
