@@ -99,17 +99,14 @@ class LoadOptions:
         )
 
 
-def load_model(
-    options: LoadOptions, upload: Upload | None = None, source: Source | None = None
-) -> ServedModel:
+def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedModel:
     """Build the model from its config, and read its weights.
 
-    `upload`: what brings them to a device that has memory of its own. `source`: what is read in place of the
-    checkpoint's files.
+    `upload`: what brings them to a device that has memory of its own.
     """
     setup = options.setup()
     quantization = read_quantization(options.config)
-    source = source or _open(options)
+    source = _open(options)
     _check_layers(setup.config, source)
     model_class = _model_class(options, setup.config)
     if quantization is not None and not _trusts_config(model_class):

@@ -308,21 +308,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The most tokens of an answer to a prompt of so many tokens."""
         return self.max_model_len - (prompt_len if self.sources is None else len(self.sources.start))
 
-    def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
-        """Refuses a prompt that leaves no room for one output token, in vLLM's words.
-
-        `at_least` says that `length` is a lower bound, found without tokenizing all of the text.
-        """
+    def check_prompt_length(self, length: int) -> None:
+        """Refuses a prompt that leaves no room for one output token, in vLLM's words."""
         if self.sources is not None:
             return self.sources.check_length(length)
         if length == 0:
             raise BadRequest("The decoder prompt cannot be empty", "prompt")
         if length > self.max_model_len:
-            count = f"at least {length}" if at_least else str(length)
             raise invalid(
                 "input_tokens",
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt "
-                f"contains {count} input tokens, which exceeds this limit even without any output tokens. "
+                f"contains {length} input tokens, which exceeds this limit even without any output tokens. "
                 "Please reduce the length of the input prompt.",
                 length,
             )

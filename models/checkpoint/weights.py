@@ -337,10 +337,9 @@ def open_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int = 0,
     headers_only: bool = False,
     report: Callable[[float], None] = no_report,
 ) -> Weights:
     """Open the whole checkpoint as one scope; call `reading.finish()` when the model is filled."""
-    source = open_source(folder, load_format, seed, device)
+    source = open_source(folder, load_format, 0, device)
     return Weights(Reading(source, device=device, dtype=dtype, headers_only=headers_only, report=report))

@@ -209,16 +209,6 @@ class Admissions:
         self._check_share(caller, 1)
         return False
 
-    def check(self, caller: Caller, count: int) -> list[Admission]:
-        """Raises an error if a request for so many sequences cannot get in.
-
-        Returns those that have to be ended for it.
-        """
-        if (excess := self._excess(caller, count)) <= 0:
-            return []
-        self._check_share(caller, count)
-        return self._find_places(caller, count, excess)
-
     def take_free_place(self, caller: Caller) -> Admission | None:
         """Gives a place to a request of which only the head is known; None if another one has to lose it.
 
@@ -242,14 +232,16 @@ class Admissions:
             count -= taken.count
             if not count:
                 return taken
-        for other in self.check(caller, count):
-            self._end(other)
+        if (excess := self._excess(caller, count)) > 0:
+            self._check_share(caller, count)
+            for other in self._find_places(caller, count, excess):
+                self._end(other)
         return self._give(caller, count, taken)
 
     def _give(self, caller: Caller, count: int, to: Admission | None = None) -> Admission:
         """Gives so many more places to a request, or to a new one of this caller."""
         if to is None:
-            owner = self._owners[caller.owner] = self._owners.get(caller.owner) or Owner(caller.owner)
+            owner = self._owners[caller.owner] = self._owner(caller)
             owner.weight = caller.weight
             to = Admission(self, caller, owner)
             owner.admissions[to] = None

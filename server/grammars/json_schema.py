@@ -178,7 +178,7 @@ def _prepared(
         return _prepared(part, param, stay_open, closed, counts=counts)
 
     for name, value in schema.items():
-        is_neutral = name in _NEUTRAL and _same(value, _NEUTRAL[name])
+        is_neutral = name in _NEUTRAL and value == _NEUTRAL[name] and type(value) is type(_NEUTRAL[name])
         if name == _OPTIONS or is_neutral or name in uncounted or _is_foreign(name, value):
             continue
         found[name] = _with_schemas(name, value, prepared)
@@ -215,10 +215,6 @@ def _with_schemas(keyword: str, value: object, change: Callable[[Schema], Schema
 def _is_foreign(name: str, value: object) -> bool:
     """Whether a schema names another standard than the drafts of JSON Schema, of which nobody here knows."""
     return name == "$schema" and not (isinstance(value, str) and _DRAFTS in value)
-
-
-def _same(value: object, neutral: object) -> bool:
-    return value == neutral and type(value) is type(neutral)
 
 
 def _may_close(schema: Schema, *, always: bool) -> bool:

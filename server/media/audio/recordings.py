@@ -112,13 +112,10 @@ class TemporaryPath:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.remove_name()
-        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
-            self.file.close()
-
-    def remove_name(self) -> None:
         with suppress(OSError):
             os.unlink(self.path)
+        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
+            self.file.close()
 
 
 class Recording:
