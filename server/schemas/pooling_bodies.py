@@ -48,6 +48,7 @@ _SHAPES = (
     "messages, and all of a list of the same kind"
 )
 
+MostTokens = Annotated[int, Field(ge=-1)]
 Outputs = Annotated[list[Text], Field(min_length=1), FIRST_ERROR]
 OUTPUTS_TEXT = (
     "What is given of each text from one pass, if the model does: dense, sparse (weights of tokens), tokens "
@@ -76,7 +77,7 @@ class PoolingBody(RequestBody):
     use_activation: Flag | None = optional(
         "Normalise vectors, or turn logits into probabilities. null: as the model does; false: raw."
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
+    truncate_prompt_tokens: MostTokens | None = optional(
         "Keep so many tokens of a text; -1 keeps what the model can read."
     )
     truncation_side: Literal["left", "right"] | None = optional(

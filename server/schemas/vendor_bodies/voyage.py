@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import model_validator
 
 from server.errors import BadRequest
-from server.schemas.pooling_bodies import EmbeddingRequest
+from server.schemas.body import ForeignField
+from server.schemas.pooling_bodies import EmbeddingRequest, MostTokens
 from server.schemas.score_and_rerank import RankedParts, RerankRequest
+from server.schemas.unknown_fields import FieldNotes
+from server.schemas.vendor_bodies.foreign_fields import ADAPTER_FIELDS
 from server.schemas.vendor_bodies.jina import cut
 
 
-def _truncation(body: dict[str, Any]) -> dict[str, object]:
-    """Too long texts are cut if the body does not say."""
-    return cut(True if body.get("truncation") is None else body["truncation"], "truncation")
+def _truncation(value: Any, notes: FieldNotes) -> dict[str, Any]:
+    return {"truncate_prompt_tokens": None, **cut(value, "truncation")}
 
 
-class VoyageEmbeddingRequest(EmbeddingRequest):
-    client_names = {
-        "dimensions": "output_dimension",
-        "embed_dtype": "output_dtype",
-        "truncate_prompt_tokens": "truncation",
-    }
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_theirs(cls, body: object) -> object:
-        """The body with our fields in the place of theirs."""
-        if not isinstance(body, dict):
-            return body
-        theirs = ("truncation", "output_dimension", "output_dtype")
-        rest: dict[str, Any] = {name: value for name, value in body.items() if name not in theirs}
-        size, numbers = body.get("output_dimension"), body.get("output_dtype")
-        ours = {} if size is None else {"dimensions": size}
-        return {**_truncation(body), **ours, **({} if numbers is None else _numbers(numbers)), **rest}
-
-
-def _numbers(kind: object) -> dict[str, object]:
+def _numbers(kind: Any, notes: FieldNotes) -> dict[str, Any]:
     if kind in ("float", "int8", "uint8", "binary", "ubinary"):
         return {"embed_dtype": "float32" if kind == "float" else kind}
     raise BadRequest(
@@ -47,19 +29,25 @@ def _numbers(kind: object) -> dict[str, object]:
     )
 
 
+_FIELDS: Mapping[str, ForeignField] = {
+    **ADAPTER_FIELDS,
+    "truncation": ForeignField(_truncation, "false: a text that is too long is refused, and not cut."),
+}
+
+
+class VoyageEmbeddingRequest(EmbeddingRequest):
+    other_names = {**EmbeddingRequest.other_names, "output_dimension": "dimensions"}
+    foreign = {**_FIELDS, "output_dtype": ForeignField(_numbers, "embed_dtype; float is float32.")}
+
+    truncate_prompt_tokens: MostTokens | None = -1
+
+
 class VoyageRerank(RerankRequest):
-    client_names = {"top_n": "top_k", "truncate_prompt_tokens": "truncation"}
+    other_names = {**RerankRequest.other_names, "top_k": "top_n"}
+    foreign = _FIELDS
 
     return_documents: bool | None = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_theirs(cls, body: object) -> object:
-        """The body with our fields in the place of theirs."""
-        if not isinstance(body, dict):
-            return body
-        rest = {name: value for name, value in body.items() if name not in ("top_k", "truncation")}
-        return {"top_n": body.get("top_k"), **_truncation(body), **rest}
+    truncate_prompt_tokens: MostTokens | None = -1
 
     def write(self, parts: RankedParts) -> VoyageRanking:
         best = parts.best[: self.top_n or None]
