@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -45,17 +45,15 @@ _TOOL: dict[str, Any] = {
     },
 }
 _QUESTION = {"role": "user", "content": "What is the weather?"}
-_CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "call00001",
-            "type": "function",
-            "function": {"name": _TOOL_NAME, "arguments": json.dumps(_ARGUMENTS)},
-        }
-    ],
-}
+_AS_JSON = json.dumps(_ARGUMENTS)
+_WAYS = (_AS_JSON, json.dumps(_AS_JSON))
+"""The arguments so that a template gets an object, or JSON text, which DeepSeek V3's and V3.1's take."""
+
+
+def _turn(arguments: str) -> dict[str, Any]:
+    function = {"name": _TOOL_NAME, "arguments": arguments}
+    call = {"id": "call00001", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 _found: WeakKeyDictionary[Tokenizer, dict[tuple[str, str], AnswerFormat]] = WeakKeyDictionary()
@@ -101,9 +99,7 @@ def describe_format(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: st
 
 def find_dialect(tokenizer: Tokenizer) -> Dialect | None:
     """The first dialect that reads a call as the chat template writes it, or else whose markers are known."""
-    written = _written_call(tokenizer.chat)
-    if written is not None:
-        turn, whole = written
+    for turn, whole in _written_calls(tokenizer.chat):
         for dialect in DIALECTS:
             may_follow = dialect.opens[0] not in dialect.only_first
             if _reads(dialect, turn) or (may_follow and _reads(dialect, whole)):
@@ -124,14 +120,16 @@ def _usual_opener(dialect: Dialect, tokenizer: Tokenizer) -> str:
     return next(known, dialect.opens[0])
 
 
-def _written_call(template: ChatTemplate) -> tuple[str, str] | None:
-    """The turn with a call as the template writes it, and the whole conversation; None if it writes none."""
-    try:
-        whole = template.render([_QUESTION, _CALL], add_generation_prompt=False, tools=[_TOOL])
-        before = template.render([_QUESTION], tools=[_TOOL])
-    except BadRequest:  # the template refuses such a conversation, or there is none
-        return None
-    return whole.removeprefix(before) if whole.startswith(before) else whole, whole
+def _written_calls(template: ChatTemplate) -> Iterator[tuple[str, str]]:
+    """Yields the turn with a call as the template writes it, and the whole conversation, for each form of the
+    arguments that it does not refuse."""
+    for arguments in _WAYS:
+        try:
+            whole = template.render([_QUESTION, _turn(arguments)], add_generation_prompt=False, tools=[_TOOL])
+            before = template.render([_QUESTION], tools=[_TOOL])
+        except BadRequest:  # the template refuses such a conversation, or there is none
+            continue
+        yield whole.removeprefix(before) if whole.startswith(before) else whole, whole
 
 
 def _reads(dialect: Dialect, text: str) -> bool:

@@ -5,6 +5,7 @@ The suite canitoolcall has answers that the families' own templates have written
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,6 +40,8 @@ class FamilyTemplate:
     macros: str = ""
     no_tokens: tuple[str, ...] = ()
     """Markers of the family that are no tokens of the model."""
+    takes_text: bool = False
+    """Whether it takes arguments as JSON text, and refuses objects."""
     renders: str = ""
     """How the suite's names of what the template has written begin."""
 
@@ -80,8 +83,9 @@ TEMPLATES = {
         "deepseek-ai/DeepSeek-V3.1",
         "<｜Assistant｜></think>",
         "{{ content }}{{ '<｜tool▁calls▁begin｜>' if calls }}{% for f in calls %}"
-        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>"
+        "{{ '<｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments + '<｜tool▁call▁end｜>' }}"
         "{% endfor %}{{ '<｜tool▁calls▁end｜>' if calls }}<｜end▁of▁sentence｜>",
+        takes_text=True,
     ),
     "glm": FamilyTemplate(
         "zai-org/GLM-4.7",
@@ -144,12 +148,22 @@ def family_tokenizer(family: str) -> Tokenizer:
 
 def written_answer(family: str, asked: list[dict[str, Any]], answer: dict[str, Any]) -> str:
     """What the family's template writes for an answer, from where the prompt ends to the end of the turn."""
-    chat = family_tokenizer(family).chat
-    prompt = chat.render(asked, divides=False)
-    whole = chat.render([*asked, answer], add_generation_prompt=False, divides=False)
+    chat, messages = family_tokenizer(family).chat, [*asked, answer]
+    if TEMPLATES[family].takes_text:
+        messages = [_with_text_arguments(message) for message in messages]
+    prompt = chat.render(messages[:-1], divides=False)
+    whole = chat.render(messages, add_generation_prompt=False, divides=False)
     assert whole.startswith(prompt)
     reference = FAMILIES[family].reference_for(TEMPLATES[family].model)
     text = whole.removeprefix(prompt).rstrip("\n")
     for stop in reference.stop_tokens if reference else ():
         text = text.removesuffix(stop)
     return text
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with arguments encoded once more, as JSON that stands for an object is read before a
+    template gets it."""
+    functions = (call["function"] for call in message.get("tool_calls") or ())
+    encoded = [{"function": {**each, "arguments": json.dumps(each["arguments"])}} for each in functions]
+    return {**message, "tool_calls": encoded}

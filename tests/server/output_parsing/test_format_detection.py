@@ -37,7 +37,7 @@ CALLS = {
     "llama3_json": f'{{"name": "{FUNCTION}", "parameters": {JSON}}}',
     "mistral": f"[TOOL_CALLS]{FUNCTION}[ARGS]{JSON}",
     "deepseek_v31": (
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{FUNCTION}<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{FUNCTION}{{{{ '<｜tool▁sep｜>' + c.function.arguments }}}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions."

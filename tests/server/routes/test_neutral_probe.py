@@ -52,7 +52,9 @@ def answer_to(scenario: str, family: str) -> ParseResult:
 def as_message(
     content: str | None, reasoning: str | None, calls: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in calls]
+    functions = [
+        {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)} for name, arguments in calls
+    ]
     tool_calls = [
         {"id": f"functions.{each['name']}:{n}", "function": each} for n, each in enumerate(functions)
     ]
