@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import cast
 
@@ -24,12 +24,13 @@ def _nothing_more(fields: Fields, raw: Mapping[str, object]) -> dict[str, object
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Family:
     """The class that serves an architecture, and its fields of config.json by the keys of the metadata."""
 
     architecture: str
     model_type: str
+    _: KW_ONLY
     needed: Mapping[str, str]
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     fixed: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -249,14 +250,8 @@ def decoder(
     fixed: Mapping[str, object] = _NONE,
 ) -> Family:
     """A family of decoders; `needed` is beside what all of them need."""
-    return Family(
-        architecture=architecture,
-        model_type=model_type,
-        needed={**DECODER, **needed},
-        others=others,
-        fixed=fixed,
-        more=more,
-    )
+    needed = {**DECODER, **needed}
+    return Family(architecture, model_type, needed=needed, others=others, fixed=fixed, more=more)
 
 
 _LLAMA = decoder("LlamaForCausalLM", "llama", _llama)
@@ -277,8 +272,8 @@ DENSE: Mapping[str, Family] = {
     "olmo2": decoder("Olmo2ForCausalLM", "olmo2", _olmo2),
     "phi3": decoder("Phi3ForCausalLM", "phi3", _phi3),
     "gpt2": Family(
-        architecture="GPT2LMHeadModel",
-        model_type="gpt2",
+        "GPT2LMHeadModel",
+        "gpt2",
         needed={
             "n_positions": "context_length",
             "n_embd": "embedding_length",
@@ -288,23 +283,18 @@ DENSE: Mapping[str, Family] = {
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
     ),
-    "bloom": Family(
-        architecture="BloomForCausalLM",
-        model_type="bloom",
-        needed=_BLOOM,
-        fixed={"qkv_in_one": True},
-    ),
+    "bloom": Family("BloomForCausalLM", "bloom", needed=_BLOOM, fixed={"qkv_in_one": True}),
     "falcon": Family(
-        architecture="FalconForCausalLM",
-        model_type="falcon",
+        "FalconForCausalLM",
+        "falcon",
         needed={**_BLOOM, "ffn_hidden_size": "feed_forward_length"},
         others={"num_kv_heads": "attention.head_count_kv", "rope_theta": "rope.freq_base"},
         fixed={"qkv_in_one": True},
         more=_falcon,
     ),
     "mpt": Family(
-        architecture="MptForCausalLM",
-        model_type="mpt",
+        "MptForCausalLM",
+        "mpt",
         needed={
             "max_seq_len": "context_length",
             "d_model": "embedding_length",
@@ -314,10 +304,10 @@ DENSE: Mapping[str, Family] = {
         },
         more=_mpt,
     ),
-    "bert": Family(architecture="BertModel", model_type="bert", needed=_ENCODER, more=_bert),
+    "bert": Family("BertModel", "bert", needed=_ENCODER, more=_bert),
     "nomic-bert": Family(
-        architecture="NomicBertModel",
-        model_type="nomic_bert",
+        "NomicBertModel",
+        "nomic_bert",
         needed=_ENCODER,
         others={"rotary_emb_base": "rope.freq_base"},
         fixed={"activation_function": "swiglu"},

@@ -127,8 +127,8 @@ def _gemma4(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
 
 GEMMAS: Mapping[str, Family] = {
     "gemma3n": Family(
-        architecture="Gemma3nForCausalLM",
-        model_type="gemma3n_text",
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
         needed=_NEEDED,
         others={
             **HEADS,
@@ -139,8 +139,8 @@ GEMMAS: Mapping[str, Family] = {
         more=_gemma3n,
     ),
     "gemma4": Family(
-        architecture="Gemma4ForCausalLM",
-        model_type="gemma4_text",
+        "Gemma4ForCausalLM",
+        "gemma4_text",
         needed=_NEEDED,
         others={
             **_SHARED,

@@ -156,8 +156,8 @@ _LFM2_SHAPE = {name: key for name, key in DECODER.items() if name != "rms_norm_e
     "conv_L_cache": "shortconv.l_cache",
 }
 _NEMOTRON_H = Family(
-    architecture="NemotronHForCausalLM",
-    model_type="nemotron_h",
+    "NemotronHForCausalLM",
+    "nemotron_h",
     needed={name: key for name, key in DECODER.items() if name not in ("rms_norm_eps", "intermediate_size")}
     | {
         "head_dim": "attention.key_length",
@@ -186,16 +186,16 @@ HYBRIDS: Mapping[str, Family] = {
         fixed={"norm_topk_prob": True},
     ),
     "lfm2": Family(
-        architecture="Lfm2ForCausalLM",
-        model_type="lfm2",
+        "Lfm2ForCausalLM",
+        "lfm2",
         needed=_LFM2_SHAPE,
         others=_THETA,
         fixed={"block_auto_adjust_ff_dim": False},
         more=_lfm2,
     ),
     "lfm2moe": Family(
-        architecture="Lfm2MoeForCausalLM",
-        model_type="lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
         needed={**_LFM2_SHAPE, **_MIXTURE},
         others={
             **_THETA,
@@ -206,8 +206,8 @@ HYBRIDS: Mapping[str, Family] = {
         more=_lfm2_moe,
     ),
     "granitehybrid": Family(
-        architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
         needed={**DECODER, **_MAMBA},
         others={**ROUTED, **_THETA, **{name: key for name, key in GRANITE.items() if name not in HEADS}},
         more=_granite,
