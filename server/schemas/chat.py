@@ -176,7 +176,7 @@ class BatchChatRequest(ChatRequest):
         given = body.get("messages")
         if not isinstance(given, list) or not given or not isinstance(given[0], list):
             raise BadRequest("`messages` is a list of conversations, each a list of messages.", "messages")
-        return {**body, "conversations": given, "messages": given[0]}
+        return {**body, "conversations": given, "messages": cls.stand_ins["messages"]}
 
     @model_validator(mode="after")
     def check_batch(self) -> Self:

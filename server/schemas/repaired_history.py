@@ -48,6 +48,12 @@ class HistoryOptions(TemplateOptions):
         repairs, notes = Repairs(), list[str]()
         if type(messages) is list and any(map(_is_written, messages)):
             body = given = {**given, "messages": [repaired(each, repairs) for each in messages]}
+        elif type(messages) is list and messages and type(messages[0]) is list:  # those of a batch
+            several = [
+                [repaired(each, repairs) for each in said] if isinstance(said, list) else said
+                for said in messages
+            ]
+            body = given = {**given, "messages": several}
         if tools and type(tools) is list:
             kept = [tool for tool in tools if not _is_foreign(tool)]
             body = {**given, "tools": kept or None}

@@ -10,7 +10,7 @@ import pytest
 
 from server.errors import BadRequest
 from server.schemas.body import read_json
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.messages import Message
 from server.schemas.repaired_history import arguments_of, repaired
 
@@ -146,6 +146,13 @@ def test_fields_that_should_be_texts() -> None:
 def test_what_others_write_wrongly_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         read_json(json.dumps({"messages": [message]}).encode(), ChatRequest.model_validate)
+
+
+def test_each_conversation_of_a_batch_is_repaired() -> None:
+    broken = [{"role": "user", "content": "a"}, {"role": "assistant", "content": 7}]
+    body = BatchChatRequest.model_validate({"messages": [broken, broken]})
+    assert [said[1].content for said in body.conversations] == ["7", "7"]
+    assert body.repairs[0].endswith("contents that are neither texts nor parts (2)")
 
 
 def test_repairs_are_told() -> None:
