@@ -27,12 +27,11 @@ from server.run.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.schemas.body import invalid_body
 from server.schemas.tokenize import TokenizeRequest
 
-COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES = [
     (COMPLETIONS, b'{"prompt": "hi", "max_tokens": 3}'),
     (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}'),
     (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": true}'),
-    (TOKENIZE, b'{"prompt": "hi"}'),
     (COMPLETIONS, b'{"prompt": "hi", "max_tokens": "x"}'),
     (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}'),
     (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e400}'),
