@@ -108,10 +108,11 @@ def find_dialect(tokenizer: Tokenizer) -> Dialect | None:
 
 
 def find_thinking(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    return next(
-        (thinking for thinking in THINKING if _is_named(thinking.told_by or thinking.closes, tokenizer)),
-        None,
-    )
+    """The first markers that are known. Those with a literal of their own come before: the vocabulary of such
+    a model may have the older markers of its family as well."""
+    own_first = sorted(THINKING, key=lambda thinking: not thinking.told_by)
+    known = (each for each in own_first if _is_named(each.told_by or each.closes, tokenizer))
+    return next(known, None)
 
 
 def _usual_opener(dialect: Dialect, tokenizer: Tokenizer) -> str:

@@ -299,7 +299,10 @@ THINKING = (
     ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),
     ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",), always_closes=True),
     ThinkingMarkers(
-        "kimi_k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>", "<|open|>response<|sep|>")
+        "kimi_k3",
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+        told_by=("<|end_of_msg|>",),  # its template puts the others together of parts
     ),
     ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
     ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from canitoolcall.fixtures import Family
 from fake_frontend import byte_tokenizer
 from recorded_calls import FAMILIES
 
@@ -44,6 +45,10 @@ class FamilyTemplate:
     """Whether it takes arguments as JSON text, and refuses objects."""
     renders: str = ""
     """How the suite's names of what the template has written begin."""
+
+    @property
+    def family(self) -> Family:
+        return next(each for each in FAMILIES.values() if each.reference_for(self.model))
 
     @property
     def source(self) -> str:
@@ -87,6 +92,17 @@ TEMPLATES = {
         "{% endfor %}{{ '<｜tool▁calls▁end｜>' if calls }}<｜end▁of▁sentence｜>",
         takes_text=True,
     ),
+    "deepseek-v4.1": FamilyTemplate(
+        "deepseek-ai/DeepSeek-V4.1-Flash",
+        "<｜Assistant｜>",
+        "<think>{{ reasoning }}</think>{{ content }}{{ '\n\n<｜DSML｜ calls>\n' if calls }}"
+        '{% for f in calls %}<｜DSML｜ invoke name="{{ f.name }}">{{ "\n" if not f.arguments }}'
+        "{% for key, v in f.arguments.items() %}"
+        '{{ "\n" }}<｜DSML｜ parameter name="{{ key }}" string="{{ (v is string) | tojson }}">'
+        "{{ v if v is string else v | tojson }}</｜DSML｜ parameter>{% endfor %}"
+        "{{ '\n</｜DSML｜ invoke>\n' }}{% endfor %}{{ '</｜DSML｜ calls>' if calls }}<｜end▁of▁sentence｜>",
+        opens="<think>",
+    ),
     "glm": FamilyTemplate(
         "zai-org/GLM-4.7",
         "<|assistant|>",
@@ -103,6 +119,21 @@ TEMPLATES = {
         "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
         "{{ '<|tool_calls_section_end|>' if calls }}<|im_end|>",
         opens="<think>",
+        no_tokens=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    ),
+    "kimi-k3": FamilyTemplate(
+        "moonshotai/Kimi-K3",
+        '<|open|>message role="assistant"<|sep|>',
+        "<|open|>think<|sep|>{{ reasoning }}{{ '<|close|>' + 'think' }}<|sep|><|open|>{{ 'response' }}<|sep|>"
+        "{{ content }}<|close|>response<|sep|>{{ '<|open|>tools<|sep|>' if calls }}{% for f in calls %}"
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        "{% for key, v in f.arguments.items() %}"
+        """<|open|>argument key="{{ key | replace('&', '&amp;') | replace('"', '&quot;') }}" type="{{"""
+        "'boolean' if v is boolean else 'null' if v is none else 'number' if v is number else "
+        "'string' if v is string else 'object' if v is mapping else 'array' }}\"<|sep|>"
+        "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>"
+        "{% endfor %}{{ '<|close|>tools<|sep|>' if calls }}<|close|>message<|sep|><|end_of_msg|>",
+        opens="<|open|>think<|sep|>",
     ),
     "gpt-oss": FamilyTemplate(
         "openai/gpt-oss-20b",
@@ -135,26 +166,26 @@ TEMPLATES = {
         no_tokens=("<think>", "</think>"),
     ),
 }
-"""The templates by the suite's names. gpt-oss' and Llama's own write one call a turn, these a second, too."""
+"""The templates by their families. gpt-oss' and Llama's own write one call a turn, these a second, too."""
 
 
 @cache
 def family_tokenizer(family: str) -> Tokenizer:
     """Bytes, the family's markers as special tokens, and its template."""
     template = TEMPLATES[family]
-    markers = [marker for marker in FAMILIES[family].markers if marker not in template.no_tokens]
+    markers = [marker for marker in template.family.markers if marker not in template.no_tokens]
     return byte_tokenizer(*markers, template=template.source)
 
 
 def written_answer(family: str, asked: list[dict[str, Any]], answer: dict[str, Any]) -> str:
     """What the family's template writes for an answer, from where the prompt ends to the end of the turn."""
-    chat, messages = family_tokenizer(family).chat, [*asked, answer]
-    if TEMPLATES[family].takes_text:
+    template, chat, messages = TEMPLATES[family], family_tokenizer(family).chat, [*asked, answer]
+    if template.takes_text:
         messages = [_with_text_arguments(message) for message in messages]
     prompt = chat.render(messages[:-1], divides=False)
     whole = chat.render(messages, add_generation_prompt=False, divides=False)
     assert whole.startswith(prompt)
-    reference = FAMILIES[family].reference_for(TEMPLATES[family].model)
+    reference = template.family.reference_for(template.model)
     text = whole.removeprefix(prompt).rstrip("\n")
     for stop in reference.stop_tokens if reference else ():
         text = text.removesuffix(stop)

@@ -141,4 +141,4 @@ def test_the_templates_write_what_the_families_own_have_written(family: str) -> 
         message = as_message(said.content, said.reasoning_content, calls)
         assert written_answer(family, [{"role": "user", "content": "?"}], message) == fixture.raw_output
         compared += 1
-    assert compared >= 4
+    assert compared >= 3
