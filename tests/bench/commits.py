@@ -25,6 +25,7 @@ _CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "t
 _LONG = {"prompt": "The city lies on a river", "max_tokens": 48, "ignore_eos": True, "temperature": 0}
 REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
     "a short chat": ("/v1/chat/completions", _CHAT),
+    "one token": ("/v1/completions", {"prompt": "The city", "max_tokens": 1, "temperature": 0, "model": "m"}),
     "a stream of 48 tokens": ("/v1/completions", {**_LONG, "stream": True, "model": "m"}),
     "an embedding": ("/v1/embeddings", {"input": "hello there", "model": "m"}),
     "64 embeddings": ("/v1/embeddings", {"input": [f"text number {n}" for n in range(64)], "model": "m"}),
