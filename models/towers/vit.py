@@ -61,12 +61,14 @@ class LayerFields(msgspec.Struct, frozen=True, kw_only=True):
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def layers(self, *, without: int = 0, names: TowerNames = NAMES, causal: bool = False) -> TowerLayers:
+    def layers(
+        self, *, without: int = 0, names: TowerNames = NAMES, bias: bool = True, causal: bool = False
+    ) -> TowerLayers:
         """Make all layers but the last ones, `without` in number, which a checkpoint may have unused."""
 
         def build() -> TowerLayer:
             size, heads, norms = self.hidden_size, self.num_attention_heads, (self.norm(), self.norm())
-            return TowerLayer(size, heads, self.mlp(), norms, names, causal=causal)
+            return TowerLayer(size, heads, self.mlp(), norms, names, bias=bias, causal=causal)
 
         return TowerLayers(self.num_hidden_layers - without, build, without)
 
@@ -132,8 +134,16 @@ class VisionTransformer(nn.Module):
 
     ignored = ("embeddings.position_ids",)  # constants that old checkpoints carry
 
-    def __init__(self, fields: VitFields, pictures: PictureSettings, *, without: int = 0) -> None:
-        """`without`: the last layers that are left out."""
+    def __init__(
+        self,
+        fields: VitFields,
+        pictures: PictureSettings,
+        *,
+        without: int = 0,
+        names: TowerNames = NAMES,
+        bias: bool = True,
+    ) -> None:
+        """`without`: the last layers that are left out. `bias`: as in `TowerLayer`."""
         super().__init__()
         size, with_class = fields.hidden_size, fields.has_class_token
         self.rows = fields.rows
@@ -141,7 +151,7 @@ class VisionTransformer(nn.Module):
         self.patches = PatchEmbedding(size, fields.patch_size, pictures, bias=not with_class)
         self.positions = Learned(fields.rows, size, name="weight")
         self.first_norm = fields.norm() if with_class else None
-        self.layers = fields.layers(without=without)
+        self.layers = fields.layers(without=without, names=names, bias=bias)
 
     def pull(self, weights: Weights) -> None:
         embeddings = weights / "embeddings"
