@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from pydantic import ModelWrapValidatorHandler, model_validator
+from pydantic import model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from server.errors import BadRequest
 from server.media.media_parts import MEDIA_PARTS, ROWS, read_part
