@@ -74,15 +74,11 @@ class FormReader:
         """
         waiting, received, more = bytearray(), 0, True
         while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            data = message.get("body", b"")
+            data, more = await _received(receive)
             received += len(data)
             if received > most:
                 raise too_large
             waiting += self.push(data)
-            more = message.get("more_body", False)
             if len(waiting) >= WRITTEN_BYTES or not more:
                 await asyncio.to_thread(write, bytes(waiting))
                 waiting.clear()
@@ -148,6 +144,14 @@ class FormReader:
         return True
 
 
+async def _received(receive: Receive) -> tuple[bytes, bool]:
+    """Receives a piece of a body, and whether more follow. Raises ClientDisconnect."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
 @asynccontextmanager
 async def peeked_form(
     reader: FormReader, field: str, receive: Receive, most: int, too_large: ApiError
@@ -162,16 +166,12 @@ async def peeked_form(
     try:
         with refused_if_full(FULL_TEMPORARY):
             while more and not reader.complete and field not in reader.fields:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                data = message.get("body", b"")
+                data, more = await _received(receive)
                 size += len(data)
                 if size > most:
                     raise too_large
                 reader.push(data)
                 await asyncio.to_thread(held.write, data)
-                more = message.get("more_body", False)
             await asyncio.to_thread(held.seek, 0)
         yield reader.fields.get(field) or None, _again(held, size, more, receive)
     finally:

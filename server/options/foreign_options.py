@@ -35,7 +35,7 @@ _IDLE_OBJECTS = "attention-config kernel-config structured-outputs-config"
 
 _REFUSED_SWITCHES = """
     calculate-kv-scales cudagraph-metrics data-parallel-multi-port-external-lb disable-sliding-window
-    enable-cumem-allocator enable-dbo enable-elastic-ep enable-eplb enable-fault-tolerance
+    enable-cumem-allocator enable-dbo enable-fault-tolerance
     enable-layerwise-nvtx-tracing enable-mfu-metrics enable-nccl-comm-suspend
     enable-offline-docs enable-return-routed-experts enable-scale-out enable-trace-replay
     exclude-tools-when-tool-choice-none grpc kv-cache-metrics log-error-stack mm-encoder-only numa-bind
@@ -44,17 +44,20 @@ _REFUSED_SWITCHES = """
 _REFUSED_VALUES = """
     additional-config collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params
     custom-histogram-buckets dbo-decode-token-threshold dbo-prefill-token-threshold default-mm-loras
-    device-ids distributed-timeout-seconds ec-transfer-config eplb-config fault-tolerance-config grpc-port
-    io-processor-plugin kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
+    device-ids distributed-timeout-seconds ec-transfer-config fault-tolerance-config grpc-port
+    kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
     model-class-overrides model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config
     reasoning-config tool-server weight-transfer-config
 """
 
 _OTHER_CLASS = "is not supported: --logits-processors and --worker-extension-cls run code in a worker"
+_EXPERTS_STAY = "is not supported: experts stay on the ranks that loaded them"
 _INSTEAD = {
     "code-revision": "means nothing here: code that comes with a model is that of its --revision",
     "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
+    "eplb-config": _EXPERTS_STAY,
     "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
+    "io-processor-plugin": "is not supported: let a program before the server make prompts of its data",
     "kv-cache-memory": "is --kv-cache-memory-bytes here",
     "kv-transfer-config": "is for connectors, of which there are none here: --kv-offloading-size keeps "
     "prefixes of a card in the host's memory, --kv-cache-dir those of a CPU on disk",
@@ -67,6 +70,8 @@ _INSTEAD = {
 }
 """Flags that are refused with what to use, those of older versions of vLLM among them."""
 _INSTEAD_SWITCHES = {
+    "enable-elastic-ep": "is not supported: the replicas are those of --data-parallel-size at the start",
+    "enable-eplb": _EXPERTS_STAY,
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
     "guided-decoding-disable-any-whitespace": "is whitespace_pattern in structured_outputs of requests",
 }
