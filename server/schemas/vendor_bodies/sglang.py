@@ -41,6 +41,8 @@ class GenerateRequest(PlainCompletion):
         """The body with the parameters of sampling beside the other fields."""
         if not isinstance(body, dict):
             return body
+        if not any(body.get(name) is not None for name in ("text", "input_ids", "prompt")):
+            raise BadRequest("Give a text as `text`, or its tokens as `input_ids`.", "text")
         params = body.get("sampling_params") or {}
         if not isinstance(params, dict):
             raise BadRequest("`sampling_params` is one object, for all texts.", "sampling_params")
