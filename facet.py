@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from server.output_parsing.parser_plugins import register_reasoning_parser, register_tool_parser
     from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
+    from server.requests.repetition import RepetitionDetectionParams
     from server.requests.sampling_params import RequestOutputKind, SamplingParams
     from worker.features.processors.custom_processors import BatchUpdate, LogitsProcessor, MoveDirectionality
 
@@ -83,6 +84,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "RepetitionDetectionParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -124,6 +126,7 @@ _HOMES = {
     "server.options.server_flags": "VllmConfig",
     "server.requests.beam_search": "BeamSearchParams",
     "server.requests.pooling": "PoolingParams",
+    "server.requests.repetition": "RepetitionDetectionParams",
     "server.requests.sampling_params": "RequestOutputKind SamplingParams",
     "worker.features.processors.custom_processors": "BatchUpdate LogitsProcessor MoveDirectionality",
 }

@@ -16,6 +16,7 @@ from engine_core.protocol import Tokens
 from server.access.admission import Admission
 from server.metrics.server_metrics import Metrics
 from server.model_facts import SourceFacts
+from server.requests.repetition import LoopFinder
 from server.requests.sampling_params import SamplingParams
 from server.text.detokenizer import MarkedText, StopStrings
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -109,6 +110,8 @@ class TextOutput:
         )
         stop = sampling.stop_strings
         self._stops = StopStrings(stop, include=self._include_stop) if stop else None
+        loops = sampling.repetition_detection
+        self._loops = LoopFinder(loops) if loops is not None and loops.max_pattern_size else None
 
     def push(self, new: Tokens) -> Delta | None:
         """Returns the next delta, if there are enough tokens for one. There is none after a finish reason."""
@@ -120,10 +123,10 @@ class TextOutput:
         if new.prompt_logprobs is not None:
             delta.prompt_logprobs = new.prompt_logprobs
         delta.cached_tokens += new.cached
-        if self._stops is None:
+        if self._stops is None and self._loops is None:
             self._push_all(new)
         else:
-            self._push_until_stop(new, self._stops)
+            self._push_until_stop(new)
         if delta.finish_reason is None and (not delta.token_ids or self.count < self._due):
             return None
         if isinstance(self._text, MarkedText):
@@ -141,23 +144,40 @@ class TextOutput:
         if new.finish is not None:
             self._finish(new)
 
-    def _push_until_stop(self, new: Tokens, stops: StopStrings) -> None:
-        """Reads token by token, so that the one that completed the stop string is the last counted."""
-        if self._text is None:
-            raise RuntimeError("stop strings need text")
-        for i, id in enumerate(self._shown(new)):
-            text, stop = stops.push(self._text.push((id,)), looking=self.count + i >= self._min_tokens)
-            self._delta.text += text
+    def _push_until_stop(self, new: Tokens) -> None:
+        """Reads token by token, so that the one that ends the answer is the last counted."""
+        shown, stop = self._shown(new), None
+        for i, id in enumerate(shown):
+            if self._text is not None:
+                text = self._text.push((id,))
+                if self._stops is not None:
+                    text, stop = self._stops.push(text, looking=self.count + i >= self._min_tokens)
+                self._delta.text += text
+            reason = "stop"
+            if stop is None and self._loops is not None and self._loops.push(id):
+                is_last = new.finish is not None and i + 1 == len(new.tokens)
+                if not is_last and self.count + i + 1 >= self._min_tokens:
+                    reason, stop = "repetition", "repetition_detected"
+                    self._delta.text += self._rest()
             if stop is not None:
                 self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
-                self._delta.finish_reason, self._delta.stop_reason = "stop", stop
+                self._delta.finish_reason, self._delta.stop_reason = reason, stop
                 self._delta.timing, self._delta.guesses = new.timing, new.guesses
                 return
         self._take(new.tokens, new.logprobs)
         if new.finish is not None:
-            text, stop = stops.push(self._text.flush())
-            self._delta.text += text if stop else text + stops.flush()
+            self._delta.text += self._rest()
             self._finish(new)
+
+    def _rest(self) -> str:
+        """The text that was held back, now that nothing more comes."""
+        if self._text is None:
+            return ""
+        text = self._text.flush()
+        if self._stops is None:
+            return text
+        text, stop = self._stops.push(text)
+        return text if stop else text + self._stops.flush()
 
     def _shown(self, new: Tokens) -> list[int]:
         """The tokens whose text the client sees: all but the stop token."""

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from server.errors import too_many
 from server.media.prompt import Written
@@ -15,6 +16,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.tei import DecodeRequest, TeiTokenize
 from server.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.schemas.vendor_bodies.llama_cpp import LlamaTokenize
+from server.text.control_tokens import CUT
 from server.text.tokenizer import Tokenizer
 
 
@@ -31,7 +33,14 @@ def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
         ids, _, _ = with_rows(ids, placed, written.row_files, context.facts)
     name = context.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
-    return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
+    offsets = _offsets(written, context.tokenizer, special) if body.return_token_offsets else UNSET
+    return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings, offsets))
+
+
+def _offsets(written: Written, tokenizer: Tokenizer, special: bool) -> list[tuple[int, int]] | None:
+    if not written.is_plain or CUT in written.text:
+        return None
+    return [place or (0, 0) for _, place in tokenizer.encode_places(written.text, special)]
 
 
 def read_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:

@@ -16,6 +16,7 @@ from worker.protocol import Sampling
 _UNKNOWN = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
     *("allowed_token_ids", "min_tokens", "stop", "prompt_logprobs", "structured_outputs"),
+    "repetition_detection",
 )
 """The parameters that a beam search does not obey. Those of the draw have no meaning here."""
 _NEUTRAL = (None, 0, "", [], {})

@@ -20,6 +20,7 @@ import msgspec
 from server.errors import BadRequest, invalid, refuse_for_sources, too_many
 from server.grammars.response_format import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
+from server.requests.repetition import RepetitionDetectionParams
 from server.requests.unsupported_parameters import UnsupportedSampling
 from worker.protocol import Sampling
 
@@ -101,6 +102,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     min_tokens: int = 0
     stop: str | list[str] | None = []
     stop_token_ids: list[int] | None = []
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends an answer that repeats itself, with the finish reason repetition."""
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     bad_words: list[str] | None = []
@@ -170,6 +173,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             raise invalid("n", f"n must be at most {facts.limits.n}, got {self.n}.", self.n)
         if self.stop not in (None, []):
             self._check_stops(facts)
+        if self.repetition_detection is not None:
+            self.repetition_detection.check()
         temperature, top_k = numbers["temperature"], int(numbers["top_k"])
         greedy, max_tokens = temperature < GREEDY_BELOW, self._max_tokens(facts, prompt_len)
         self._check_min_tokens(max_tokens)

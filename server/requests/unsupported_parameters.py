@@ -32,7 +32,6 @@ class UnsupportedSampling(Unsupported, kw_only=True):
     flat_logprobs: object = None
     skip_reading_prefix_cache: object = None
     thinking_token_budget: object = None
-    repetition_detection: object = None
 
 
 class UnsupportedPooling(Unsupported, kw_only=True):

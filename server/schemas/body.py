@@ -130,9 +130,9 @@ class ForeignField(NamedTuple):
     """If it is an object of fields, the names of some of ours in it. Ours at its side go before them."""
 
 
-def no_effect(neutral: object) -> ForeignField:
+def no_effect(neutral: object, meaning: str = "Accepted without effect.") -> ForeignField:
     """A field that is accepted in vain. With the value `neutral` it asks for nothing."""
-    return ForeignField(lambda value, notes: {} if value == neutral else None, "Accepted without effect.")
+    return ForeignField(lambda value, notes: {} if value == neutral else None, meaning)
 
 
 class Body(BaseModel):

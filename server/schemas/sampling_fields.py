@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from server.errors import BadRequest
 from server.model_facts import LIMITS
 from server.requests.beam_rounds import BeamParams
+from server.requests.repetition import RepetitionDetectionParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.timing import TimingReport
 from server.schemas.answer_form import StructuredBody
@@ -138,6 +139,12 @@ class StreamOptions(Body):
     )
 
 
+class RepetitionDetection(Body):
+    max_pattern_size: int = Field(default=0, description="Tokens of a pattern at most; 0 looks for none.")
+    min_pattern_size: int = Field(default=0, description="Tokens of a pattern at least; 0 is 1.")
+    min_count: int = Field(default=0, description="Copies of it, one behind another, that end the answer.")
+
+
 class GenerationBody(RequestBody, StructuredBody):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
@@ -171,6 +178,9 @@ class GenerationBody(RequestBody, StructuredBody):
     stop: Strings = NO_ENTRIES
     stop_token_ids: Annotated[Ids, BeforeValidator(_or_empty)] = NO_ENTRIES
     ignore_eos: Flag | None = False
+    repetition_detection: RepetitionDetection | None = optional(
+        "End an answer whose tail repeats itself, with the finish reason `repetition`; as vLLM has it."
+    )
     include_stop_str_in_output: Flag | None = False
     skip_special_tokens: Flag | None = True
     spaces_between_special_tokens: Flag | None = True
@@ -249,6 +259,7 @@ class GenerationBody(RequestBody, StructuredBody):
     def sampling(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
+        loops = self.repetition_detection
         return SamplingParams(
             n=self.made,
             temperature=self.temperature,
@@ -265,6 +276,7 @@ class GenerationBody(RequestBody, StructuredBody):
             min_tokens=self.min_tokens or 0,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
+            repetition_detection=None if loops is None else RepetitionDetectionParams(**loops.model_dump()),
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             bad_words=self.bad_words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.errors import BadRequest
@@ -25,6 +26,12 @@ class TokenizeRequest(HistoryOptions):
     messages: Messages | None = None
     add_special_tokens: Flag | None = optional("null: true for a text, false for a conversation.")
     return_token_strs: Flag | None = False
+    return_token_offsets: Flag | None = Field(
+        default=False,
+        description="Return the characters from which to which each token goes, as [start, end], in the text "
+        "or in what the chat template wrote; [0, 0] for tokens that stand for none. null comes for prompts "
+        "with media, and with words in messages that would read as control tokens.",
+    )
 
     @model_validator(mode="after")
     def check_one_input(self) -> Self:
@@ -46,6 +53,7 @@ class Tokenized(msgspec.Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+    token_offsets: list[tuple[int, int]] | UnsetType | None = UNSET
 
 
 class Detokenized(msgspec.Struct):

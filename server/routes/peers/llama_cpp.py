@@ -24,7 +24,7 @@ from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRe
 
 router = APIRouter(route_class=Endpoint, tags=["llama.cpp"])
 
-_STOPS = {"length": "limit", "stop": "eos"}
+_STOPS = {"length": "limit", "stop": "eos", "repetition": "limit"}
 
 
 @router.post("/completion")
@@ -62,15 +62,15 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
         if delta.finish_reason is None:
             return found
         running -= 1
-        word = delta.stop_reason if isinstance(delta.stop_reason, str) else ""
+        by_word = delta.finish_reason == "stop" and isinstance(delta.stop_reason, str)
         return found | {
             "model": head.model,
             "prompt": head.prompts[part.choice // head.n].text or "",
             "generation_settings": {},
             "has_new_line": "\n" in delta.text,
             "truncated": False,
-            "stop_type": "word" if word else _STOPS.get(delta.finish_reason, "none"),
-            "stopping_word": word,
+            "stop_type": "word" if by_word else _STOPS.get(delta.finish_reason, "none"),
+            "stopping_word": delta.stop_reason if by_word else "",
             "tokens_cached": counts.cached,
             **({} if part.end is None else {"timings": _timings(part.end)}),
         }

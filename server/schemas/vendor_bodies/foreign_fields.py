@@ -86,8 +86,9 @@ GENERATION_FIELDS: Mapping[str, ForeignField] = {
         OllamaOptions.client_names,
     ),
     **ADAPTER_FIELDS,
-    "return_token_offsets": no_effect(neutral=False),
-    "repetition_detection": no_effect(neutral=None),
+    "return_token_offsets": no_effect(
+        False, "Without effect where answers are generated, as in vLLM; see /tokenize."
+    ),
 }
 
 CHAT_FIELDS: Mapping[str, ForeignField] = {

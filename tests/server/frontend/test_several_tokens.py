@@ -16,11 +16,13 @@ from server.frontend.text_output import Delta, TextOutput
 from server.offline.output_builder import OutputBuilder
 from server.output_parsing.answer_reader import AnswerReader
 from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING
+from server.requests.repetition import RepetitionDetectionParams
 from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs
 
 TOKENIZER = byte_tokenizer()
 CUTS = st.lists(st.integers(1, 6), min_size=60, max_size=60)
+LOOPS = RepetitionDetectionParams(max_pattern_size=3, min_count=2)
 TEXTS = st.text("ab .é🙂", max_size=24)
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -31,6 +33,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"stop_token_ids": [ord(".")], "include_stop_str_in_output": True, "stop": ["🙂"]},
     {"skip_special_tokens": False},
     {"detokenize": False},
+    {"repetition_detection": LOOPS},
+    {"repetition_detection": LOOPS, "min_tokens": 6, "detokenize": False},
+    {"repetition_detection": LOOPS, "stop": ["ab", "🙂"]},
 ]
 
 

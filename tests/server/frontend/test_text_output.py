@@ -8,6 +8,7 @@ import pytest
 from engine_core.engine_stats import Timing
 from engine_core.protocol import Tokens
 from server.frontend.text_output import Delta, TextOutput
+from server.requests.repetition import RepetitionDetectionParams
 from server.requests.sampling_params import SamplingParams
 from server.text.detokenizer import BROKEN
 from server.text.tokenizer import Tokenizer
@@ -90,6 +91,19 @@ def test_stop_strings_are_not_looked_for_among_the_first_min_tokens() -> None:
     assert (delta.text, delta.finish_reason) == ("aaab", None)
     delta = pushed(output, say("ca"))
     assert (delta.text, delta.finish_reason) == ("c", "stop")
+
+
+def test_a_text_that_repeats_itself_ends_with_the_token_that_completes_the_copies() -> None:
+    loops = RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    output = out(SamplingParams(repetition_detection=loops, stop=["abX"]))
+    delta = pushed(output, say("yes abababab"))
+    assert (delta.text, delta.token_ids) == ("yes ababab", [*b"yes ababab"])
+    assert (delta.finish_reason, delta.stop_reason) == ("repetition", "repetition_detected")
+
+
+def test_what_ends_with_its_last_copy_anyway_has_the_engine_s_reason() -> None:
+    output = out(SamplingParams(repetition_detection=RepetitionDetectionParams(1, 1, 3)))
+    assert pushed(output, say("aaa", "length")).finish_reason == "length"
 
 
 def test_held_back_text_comes_with_the_end() -> None:

@@ -98,7 +98,6 @@ def test_fields_on_reasoning(theirs: dict[str, Any], ours: dict[str, Any]) -> No
     [
         ({"repeat_last_n": 64}, ["repeat_last_n"]),
         ({"return_token_offsets": True}, ["return_token_offsets"]),
-        ({"repetition_detection": {"min_count": 3}}, ["repetition_detection"]),
         (
             {"options": {"num_ctx": 2048, "repeat_last_n": 64, "tfs_z": 2}},
             ["repeat_last_n", "tfs_z", "options.num_ctx"],
