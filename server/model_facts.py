@@ -13,7 +13,7 @@ import msgspec
 from engine_core.protocol import Ready, Source
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
-from worker.protocol import Task
+from worker.protocol import LogprobsMode, Task
 
 Right = Literal[
     "generate", "embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "score"
@@ -264,6 +264,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The checkpoint's temperature, top_p, top_k, min_p, repetition_penalty and max_tokens, if it has any."""
     max_logprobs: int = 20
     """-1 means no limit but the vocabulary."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     max_text_len: int = 0
     """Longest text to pool, in tokens: a sentence encoder may be made for less than its window."""
     pooling: PoolingConfig = PoolingConfig()

@@ -26,6 +26,11 @@ REFUSED_ARGUMENTS = "the arguments of the request are refused: "
 """The beginning of a reason in `StepOutput.failed` if the request itself is wrong."""
 
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""What is told of an answer's tokens: as the model gives it, or behind bounds, masks, bias, penalties,
+filters and temperature, where what cannot be drawn has -inf."""
+
+
 class Timestamps(msgspec.Struct, frozen=True, gc=False):
     """The rules of Whisper's answers with timestamps: tokens from `first` to the end of the vocabulary."""
 
@@ -44,7 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
 
     The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens,
     suppressed ids, timestamps and logit_bias mask or shift; penalties; top_n_sigma and typical_p; then
-    temperature, min_p, top_k, top_p, and the draw.
+    temperature, min_p, top_k, top_p, and the draw; processed logprobs are taken.
     """
 
     max_tokens: int
@@ -73,8 +78,8 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     logprobs: int | None = None
     """The number of most likely tokens to report beside the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
-    masked_logprobs: bool = False
-    """Whether the logprobs of answers are taken behind the masks, and not before them."""
+    logprobs_mode: LogprobsMode | Literal["masked_logprobs"] = "raw_logprobs"
+    """What is told of answers as `logprobs`; masked ones are taken behind the masks, before penalties."""
     told: tuple[int, ...] = ()
     """Token ids whose logprobs, before any mask, are told with every token, in this order."""
     suppressed: tuple[int, ...] = ()

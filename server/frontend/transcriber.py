@@ -255,7 +255,7 @@ def _sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
         repetition_penalty=how.repetition_penalty,
         stop_token_ids=(known.end,),
         logprobs=0,
-        masked_logprobs=True,
+        logprobs_mode="masked_logprobs",
         suppressed=known.suppressed,
         suppressed_first=known.suppressed_first,
         timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),

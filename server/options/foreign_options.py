@@ -90,7 +90,6 @@ VLLM_FLAGS = [
     *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
     VllmFlag("--cpu-offload-gb", neutral=("0", "0.0")),
     VllmFlag("--kv-offloading-backend", neutral=("native",), instead="has no other backend"),
-    VllmFlag("--logprobs-mode", neutral=("raw_logprobs",)),
     VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_CLASS),
     VllmFlag("--decode-context-parallel-size", short="-dcp", neutral=("1",), instead=_CACHES),
     VllmFlag("--prefill-context-parallel-size", short="-pcp", neutral=("1",), instead=_CACHES),

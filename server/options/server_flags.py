@@ -21,6 +21,7 @@ from server.options.media_options import MediaOptions
 from server.options.plugin_options import PluginOptions
 from worker import logs
 from worker.options import MEMORY, MODEL, OptionDoc, share_or_size
+from worker.protocol import LogprobsMode
 
 
 class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +209,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling defaults to put over those."""
     max_logprobs: Annotated[int, OptionDoc(ANSWERS, least=-1)] = 20
     """Most logprobs that a request may ask for; -1 is no bound."""
+    logprobs_mode: Annotated[LogprobsMode, OptionDoc(ANSWERS, get_args(LogprobsMode))] = "raw_logprobs"
+    """What answers show as logprobs, and best_of ranks by: logprobs or logits as the model gives them, or as
+    tokens are drawn, behind masks, bias, penalties, temperature and filters. Those of prompts are raw
+    logprobs."""
     stream_interval: Annotated[int, OptionDoc(ANSWERS, least=1)] = 1
     """Tokens in a streamed chunk; the first comes alone."""
     enable_prompt_tokens_details: Annotated[bool, OptionDoc(ANSWERS)] = False

@@ -137,6 +137,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         eos_token_ids=tuple(dict.fromkeys(ends)),
         defaults=defaults.values,
         max_logprobs=config.max_logprobs,
+        logprobs_mode=config.logprobs_mode,
         max_text_len=max_text_len,
         pooling=pooling,
         default_prompt_name=_default_prompt_name(config, pooling),

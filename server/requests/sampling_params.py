@@ -204,6 +204,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             allowed_token_ids=() if self.allowed_token_ids is None else self._allowed(facts),
             suppressed=suppressed,
             logprobs=logprobs and check_logprobs("logprobs", "sample", logprobs, facts),
+            logprobs_mode=facts.logprobs_mode,
             prompt_logprobs=of_prompt and check_logprobs("prompt_logprobs", "prompt", of_prompt, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )

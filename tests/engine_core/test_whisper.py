@@ -112,7 +112,7 @@ def test_rules_of_speech_leave_what_transformers_leaves(whisper: tuple[Path, Any
         max_tokens=24,
         temperature=0,
         logprobs=0,
-        masked_logprobs=True,
+        logprobs_mode="masked_logprobs",
         told=(IDS["<|nospeech|>"], 7),
         suppressed=tuple(given.suppress_tokens),
         suppressed_first=tuple(given.begin_suppress_tokens),

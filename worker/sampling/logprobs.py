@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens and of the likeliest ones beside them, from the model's raw logits, in float32.
+"""Log-probabilities, or logits, of tokens and of the likeliest ones beside them, in float32.
 
 They are computed on the device into one int32 table per group of rows, so that they leave it with the tokens
 in one copy.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.protocol import TokenLogprobs
 from worker.sampling.grouped_logits import slice_rows
+from worker.sampling.top_k_top_p import Draws
 
 ALL = -1
 
@@ -26,9 +27,11 @@ class LogprobPlan:
     rows: Tensor  # [M] of the step's sampling rows
     rows_host: list[int]
     count: int
-    masked: bool = False
-    """Whether they are taken behind the masks."""
+    mode: str = "raw_logprobs"
+    """The `Sampling.logprobs_mode` of all of them."""
     told: tuple[int, ...] = ()
+    draws: Draws | None = None
+    """How these rows are drawn, if the mode is a processed one and they are not greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,9 @@ class PromptLogprobPlan:
     count: int
 
 
-def logprob_table(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+def logprob_table(logits: Tensor, tokens: Tensor, count: int, mode: str = "raw_logprobs") -> Tensor:
     """Logits [M, V], tokens [M] -> [M, 1 + 2 * (1 + count)] int32: the token's rank, ids, bits of values."""
-    logprobs = logits.log_softmax(-1)  # [M, V]
+    logprobs = logits if mode.endswith("logits") else logits.log_softmax(-1)  # [M, V]
     own = logprobs.gather(1, tokens[:, None])  # [M, 1]
     rank = (logprobs > own).sum(-1, keepdim=True) + 1
     best = logprobs.topk(logprobs.shape[1] if count == ALL else min(count, logprobs.shape[1]))

@@ -15,7 +15,7 @@ from worker.sampling.logprobs import LogprobPlan, logprob_table, told_logprobs
 from worker.sampling.penalties import Penalties, plan_penalties
 from worker.sampling.timestamps import TimestampRules, plan_timestamps
 from worker.sampling.token_bias import Masks, plan_masks
-from worker.sampling.top_k_top_p import Draw, Draws, plan_draws
+from worker.sampling.top_k_top_p import Draw, Draws, plan_draw, plan_draws, processed_logits
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
@@ -80,18 +80,19 @@ def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: in
 
 def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[LogprobPlan]:
     """One plan for each slice of rows that ask for the same logprobs."""
-    by_kind: dict[tuple[int, bool, tuple[int, ...]], list[int]] = {}
+    by_kind: dict[tuple[int, str, tuple[int, ...], bool], list[int]] = {}
     for row in np.flatnonzero(slots.logprobs[rows.slots]):
         params = slots.params[rows.slots[row]]
         if params.logprobs is not None:
-            kind = params.logprobs, params.masked_logprobs, params.told
+            scaled = params.logprobs_mode.startswith("processed") and params.temperature > 0
+            kind = params.logprobs, params.logprobs_mode, params.told, scaled
             by_kind.setdefault(kind, []).append(int(row))
-    size = slice_rows(vocab_size)
-    return [
-        LogprobPlan(packet.ints(part), part, *kind)
-        for kind, members in by_kind.items()
-        for part in (members[first : first + size] for first in range(0, len(members), size))
-    ]
+    plans, size = list[LogprobPlan](), slice_rows(vocab_size)
+    for (count, mode, told, scaled), members in by_kind.items():
+        for part in (members[first : first + size] for first in range(0, len(members), size)):
+            draws = plan_draw(packet, slots, rows, np.array(part)) if scaled else None
+            plans.append(LogprobPlan(packet.ints(part), part, count, mode, told, draws))
+    return plans
 
 
 def sample(
@@ -120,7 +121,7 @@ def sample(
     for rules in plan.timestamps:
         rules.apply(logits, tokens)
     for at, wanted in enumerate(plan.logprobs):
-        if wanted.masked:
+        if wanted.mode == "masked_logprobs":
             asked[at] = logits[wanted.rows]
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
@@ -133,6 +134,8 @@ def sample(
         sampled[draws.rows] = draw(grouped, draws).int()
     tables = list[Tensor]()
     for each, beside, wanted in zip(asked, told, plan.logprobs, strict=True):
-        own = logprob_table(each, sampled[wanted.rows].long(), wanted.count)
-        tables.append(torch.cat([own, beside], 1))
+        chosen = sampled[wanted.rows].long()
+        if wanted.mode.startswith("processed"):
+            each = processed_logits(grouped, wanted.rows, wanted.draws, chosen)
+        tables.append(torch.cat([logprob_table(each, chosen, wanted.count, wanted.mode), beside], 1))
     return SampledTokens(grouped.best, tables, failed)

@@ -56,10 +56,11 @@ def plan_draws(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
     """One plan for each slice of rows that fits the workspace."""
     chosen = np.flatnonzero(slots.temperature[rows.slots] > 0)
     parts = in_slices(chosen, slice_rows(vocab_size))
-    return [_plan_slice(packet, slots, rows, part) for part in parts]
+    return [plan_draw(packet, slots, rows, part) for part in parts]
 
 
-def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarray) -> Draws:
+def plan_draw(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarray) -> Draws:
+    """The draws of these rows [N], all of them with a temperature."""
     held = rows.slots[chosen]
     top_p, top_k, min_p = slots.top_p[held], slots.top_k[held], slots.min_p[held]
     return Draws(
@@ -96,11 +97,11 @@ class FullMass:
     def __init__(self, logits: GroupedLogits, rows: Tensor, temperature: Tensor) -> None:
         """`rows` [N] of the logits, `temperature` [N, 1] of each."""
         peak = logits.largest[rows].amax(-1, keepdim=True)  # [N, 1]
-        self._mass = logits.scan.find_mass(logits.logits[rows], peak, temperature)  # [N, V]
-        self._groups = self._mass.unflatten(1, (-1, GROUP))  # [N, G, 64]
+        self.values = logits.scan.find_mass(logits.logits[rows], peak, temperature)  # [N, V]
+        self._groups = self.values.unflatten(1, (-1, GROUP))  # [N, G, 64]
 
     def largest(self, count: int) -> Tensor:
-        return self._mass.topk(min(count, self._mass.shape[1])).values
+        return self.values.topk(min(count, self.values.shape[1])).values
 
     def sums(self, floor: Tensor | None) -> Tensor:
         if floor is None:
@@ -163,6 +164,22 @@ def draw(logits: GroupedLogits, draws: Draws, *, may_sync: bool) -> Tensor:
     mass = kind(logits, draws.rows, draws.temperature)
     floor = _floor(mass, draws) if draws.has_min_p_or_top_k or draws.has_top_p else None
     return _pick(mass, floor, draws.points).clamp_(max=logits.vocab_size - 1)
+
+
+def processed_logits(logits: GroupedLogits, rows: Tensor, draws: Draws | None, chosen: Tensor) -> Tensor:
+    """The logits [N, V] of rows over their temperature, -inf where a filter refuses a token.
+
+    Rows that are not drawn stay as they are. Tokens that were `chosen` [N] are never refused: where a device
+    draws by sums of its own, the last digit of a floor may be another one.
+    """
+    processed = logits.logits[rows]
+    if draws is not None:
+        processed /= draws.temperature
+    if draws is not None and (draws.has_min_p_or_top_k or draws.has_top_p):
+        mass = FullMass(logits, rows, draws.temperature)
+        kept = mass.values >= _floor(mass, draws)
+        processed.masked_fill_(~kept.scatter_(1, chosen[:, None], True), -torch.inf)
+    return processed[:, : logits.vocab_size]
 
 
 Draw = Callable[[GroupedLogits, Draws], Tensor]

@@ -66,6 +66,7 @@ def test_values_are_brought_into_range() -> None:
     assert resolved(logit_bias={3: 100.0, 4: -100.0})[0].logit_bias == {3: 100.0, 4: -100.0}
     assert resolved(max_tokens=99)[0].max_tokens == 90
     assert resolved(logprobs=-1, facts=changed(FACTS, max_logprobs=-1))[0].logprobs == -1
+    assert resolved(facts=changed(FACTS, logprobs_mode="raw_logits"))[0].logprobs_mode == "raw_logits"
 
 
 def test_choices_have_seeds_of_their_own() -> None:

@@ -267,6 +267,7 @@ def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
         {"temperature": 1.5, "top_k": 5, "min_p": 0.01, "seed": 3},
         {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {7: 4.0}},
         {"prompt_logprobs": 2, "logprobs": 3, "min_tokens": 4},
+        {"temperature": 0.9, "top_p": 0.8, "seed": 3, "logprobs": 3, "logprobs_mode": "processed_logits"},
     ]
     adds = [write(id, TEXTS[id], max_tokens=10, **given) for id, given in enumerate(options)]
     compare(open_engine, llama, adds)

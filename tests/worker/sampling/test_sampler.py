@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sampled import plan_rows
 from untimed import untimed
 
 from worker.devices.cpu import Cpu
-from worker.protocol import Sampling
+from worker.protocol import LogprobsMode, Sampling
 from worker.sampling import sampler
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.logprobs import unpack_logprobs
@@ -356,3 +357,32 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         assert entry.ids == [token, *best.tolist()]
         assert entry.values == pytest.approx(raw[entry.ids], abs=1e-5)
         assert entry.rank == 1 + int((raw > raw[token]).sum())
+
+
+@pytest.mark.parametrize("may_sync", [True, False])
+@pytest.mark.parametrize("mode", get_args(LogprobsMode))
+def test_what_is_told_in_each_mode_equals_the_oracle(mode: LogprobsMode, may_sync: bool) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logit_bias": {3: 9.0}, "repetition_penalty": 1.5},
+        {"temperature": 0.7, "top_p": 0.8, "frequency_penalty": 1.0},
+        {"temperature": 1.8, "top_p": 0.9, "top_k": 7},
+        {"temperature": 0.3, "min_p": 0.1, "allowed_token_ids": (2, 3, 9, 20)},
+        {"temperature": 2.0},
+    ]
+    rng, given = np.random.default_rng(3), {"max_tokens": 9, "logprobs": -1, "logprobs_mode": mode}
+    rows = [random_row(rng, Sampling(**given, **kind, seed=seed)) for seed in range(4) for kind in kinds]
+    sampled, tables = sample(rows, may_sync=may_sync), 0
+    for plan, table in zip(Step.of(rows).plan.logprobs, sampled.logprobs, strict=True):
+        for index, entry in zip(plan.rows_host, unpack_logprobs(table.numpy()), strict=True):
+            row, tables = rows[index], tables + 1
+            expected = masked(row) if mode.startswith("processed") else row.logits
+            if mode.startswith("processed") and row.params.temperature:
+                expected = np.where(kept(row) > 0, expected / row.params.temperature, -np.inf)
+            if mode.endswith("logprobs"):
+                expected = expected - np.logaddexp.reduce(expected)
+            shown = dict(zip(entry.ids[1:], entry.values[1:], strict=True))
+            np.testing.assert_allclose([shown[token] for token in range(50)], expected, atol=1e-4)
+            own = shown[int(sampled.tokens[index])]
+            assert entry.values[0] == own > -np.inf
+            assert entry.rank == 1 + sum(value > own for value in shown.values())
+    assert tables == len(rows)

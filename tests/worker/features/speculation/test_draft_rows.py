@@ -63,6 +63,7 @@ def each_option(runner: Runner) -> dict[str, Asked]:
         "typical_p, top_n_sigma": {**drawn, "typical_p": 0.8, "top_n_sigma": 2.0},
         "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.7, **drawn},
         "allowed tokens": {"allowed_token_ids": tuple(range(3, 300, 11))},
+        "processed logprobs": {**drawn, "top_k": 20, "top_p": 0.9, "logprobs_mode": "processed_logprobs"},
         "some of each": {**drawn, "top_p": 0.95, "repetition_penalty": 1.2, "logit_bias": {9: 2.0}},
     }
     own = {
@@ -132,7 +133,7 @@ def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.Monk
 
 
 @settings(max_examples=25, deadline=None)
-@given(plan=PLANS, name=st.integers(0, 11), first=st.integers(0, 2), count=st.integers(1, 3))
+@given(plan=PLANS, name=st.integers(0, 13), first=st.integers(0, 2), count=st.integers(1, 3))
 def test_any_guesses(
     subject: Subject, plan: list[tuple[int, list[int]]], name: int, first: int, count: int
 ) -> None:
