@@ -155,9 +155,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     requests, but 1 at least: new ones beyond get 503."""
     scheduling_policy: Annotated[str, OptionDoc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
     """Order of requests."""
-    engine_ready_timeout: Annotated[float, OptionDoc(SCHEDULER, least=1)] = 600.0
-    """Seconds after which an engine is killed whose start shows no progress: no bytes come, and no weights
-    are loaded. One that may wait for other machines has no such limit."""
+    engine_ready_timeout: Annotated[
+        float, OptionDoc(SCHEDULER, least=1, short="--engine-ready-timeout-s")
+    ] = 600.0
+    """Seconds after which a start is given up that shows no progress: no bytes come, no weights are loaded,
+    nothing is heard of other machines. The server ends then, and says which engine did not come up; a machine
+    with --headless waits for its server without an end."""
     steps_ahead: Annotated[int | None, OptionDoc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""

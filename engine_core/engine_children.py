@@ -178,7 +178,8 @@ def start_engines(
         )
         return EngineProcess(process, RAY_REPLICA if afar else module, folder.path, start)
 
-    waits = replicas.elsewhere or config.nnodes > 1  # for other machines, as long as it takes
+    # The first engine of a group may come much later, and what Ray does is seen by API servers only.
+    waits = replicas.follow_the_first or replicas.by_ray
     return EngineProcesses(make, folder, servers, replicas, inf if waits else config.engine_ready_timeout)
 
 

@@ -36,6 +36,7 @@ DUMP_SECONDS = 0.5
 
 _PROCESSES = Path("/proc")
 _NO_START = "it showed no progress of its start for {:g} s (--engine-ready-timeout)"
+_REMEDY = ": what it waits for stands in the log before, and a larger number gives it longer"
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class _Watched:
             self._note(stalled=False)
             return
         if entries[0].state == STARTING:
-            self._kill(process, _NO_START.format(self._start_seconds))
+            self._kill(process, _NO_START.format(self._start_seconds), _REMEDY)
             return
         if not self._stalled:
             what = describe(entries, stopped)
@@ -173,12 +174,12 @@ class _Watched:
             self._stalled = stalled
             self._on_change(stalled)
 
-    def _kill(self, process: Child, reason: str) -> None:
+    def _kill(self, process: Child, reason: str, remedy: str = "") -> None:
         """Kill a process after it has had a moment to write its stacks."""
         self._killed = True
         _log.error("%s: %s; it is killed, and is asked to write its stacks before", self._kept.name, reason)
         _ask_for_stacks([process.pid, *descendants(process.pid)])
-        process.killed_because = f"{reason} and was killed"
+        process.killed_because = f"{reason} and was killed{remedy}"
         asyncio.get_running_loop().call_later(DUMP_SECONDS, process.kill)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_stats import GuessTotals
+from engine_core.protocol import Progress
 from server.errors import ApiError
 from server.frontend.adapters import open_adapters
 from server.frontend.frontend import Frontend
@@ -40,6 +41,10 @@ BRIDGE_SECONDS = 5.0
 connect meanwhile wait, instead of being refused because this process has just begun."""
 SIBLING_SECONDS = 30.0
 """The same where there are other API processes, which answer meanwhile unless they have ended too."""
+_LATE = (
+    "engine {} of other machines: nothing was heard of the start for {:g} s (--engine-ready-timeout); start "
+    "it there with --headless and the same options and cluster key, or look there why it does not come up"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ class ApiServer:
         shared_metrics = None if process.shared_metrics is None else Path(process.shared_metrics)
         self._config = config
         self._process = process
+        self._heard = time.monotonic()
+        """When an engine last told how its start goes on."""
         self._listener = socket.socket(fileno=process.listener)
         # One of several processes shows how the start goes on, and it does so once.
         self._display = ProgressDisplay(silent=process.index != 0 or not process.first)
@@ -82,10 +89,12 @@ class ApiServer:
             servers=config.api_server_count,
             restarts=True,
             restart_wait=config.restart_wait,
-            on_progress=lambda progress: self._display.show(
-                progress.phase, progress.fraction, progress.detail
-            ),
+            on_progress=self._show_progress,
         )
+
+    def _show_progress(self, progress: Progress) -> None:
+        self._heard = time.monotonic()
+        self._display.show(progress.phase, progress.fraction, progress.detail)
 
     def _open_models(self, models: Sequence[ModelEntry]) -> ManyModels:
         bound_free_memory()  # tokenizers come and go
@@ -101,6 +110,7 @@ class ApiServer:
         stats = asyncio.create_task(self._log_stats())
         keys = asyncio.create_task(self._frontend.access.follow())
         waiting = asyncio.create_task(self._do_waiting_work(start))
+        late = asyncio.create_task(self._expect_engines())
         await self._before_listening(start)
         if self._stop.is_set():
             return STOPPED
@@ -108,7 +118,7 @@ class ApiServer:
         try:
             code = await self._serve(http, start)
         finally:
-            for task in (start, stats, keys, waiting):
+            for task in (start, stats, keys, waiting, late):
                 task.cancel()
         self._watch.stop()
         self._display.done()
@@ -210,6 +220,22 @@ class ApiServer:
         self._display.done(f"Serving {', '.join(names)} at {self._where()} after {after}")
         self._display.silent = True
         return True
+
+    async def _expect_engines(self) -> None:
+        """Name the engines of other machines of which nothing is heard for too long. If none serves, and none
+        is here for the supervisor to watch, the start is given up."""
+        limit, replicas = self._config.engine.engine_ready_timeout, self._config.replicas
+        if not (replicas.elsewhere and self._process.first):
+            return
+        while (left := self._heard + limit - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        missing = {*replicas.numbers} - {one.number for one in self.client.replicas if one.ready}
+        late = _LATE.format(", ".join(map(str, sorted(missing))), limit)
+        if len(missing) < len(replicas.numbers):
+            if missing and self._process.index == 0:
+                _log.warning("%s; requests are served without it", late)
+        elif replicas.by_ray or not replicas.here:
+            self.client.fail(late)
 
     async def _do_waiting_work(self, start: asyncio.Task[bool]) -> None:
         """Does the work of the folder of batches, once the model is served, until requests are refused."""

@@ -4,6 +4,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -79,3 +80,22 @@ def test_the_start_tells_the_port_that_was_taken() -> None:
         server = SimpleNamespace(_config=config, _listener=listener)
         port = listener.getsockname()[1]
         assert port and ApiServer._where(cast("Any", server)) == f"http://127.0.0.1:{port} (docs: /docs)"
+
+
+@pytest.mark.parametrize("serves", [True, False])
+async def test_engines_of_other_machines_that_do_not_come_are_named(
+    serves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = list[str]()
+    flags = ("-dp", "2", "-dpl", "0", "--cluster-key", "x" * 20, "--engine-ready-timeout-s", "1")
+    replicas = [SimpleNamespace(number=0, ready="facts")] if serves else []
+    server = SimpleNamespace(
+        _config=parse(["org/tiny", *flags], {}),
+        _process=SimpleNamespace(first=True, index=0),
+        _heard=time.monotonic() - 0.9,
+        client=SimpleNamespace(replicas=replicas, fail=failed.append),
+    )
+    await ApiServer._expect_engines(cast("Any", server))
+    [told] = caplog.messages if serves else failed
+    assert told.startswith(f"engine {'1' if serves else '0, 1'} of other machines: nothing was heard")
+    assert not (serves and failed)
