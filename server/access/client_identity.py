@@ -43,7 +43,7 @@ class Caller:
     @property
     def key_name(self) -> str:
         """The name of its key, to which belongs what the server keeps for it; empty if that has none."""
-        return "" if self.key is None else self.owner
+        return "" if self.key is None else self.key.name
 
     def for_model(self, names: Collection[str]) -> Caller | None:
         """This client, with its quotas for the model of these names; None if its key is for others."""

@@ -61,6 +61,8 @@ class RequestState:
     head: Mapping[bytes, bytes] = field(default_factory=dict)
     """The headers by names in small letters; of several with one name the first. The check of headers sets
     it, or else the endpoint."""
+    sent: bytes | bytearray = b""
+    """The body of a response as it came. The endpoint sets it when it has read the body."""
     continued: bytes | bytearray = b""
     """The body of a response with what it continues, as it may be kept and computed later. The endpoint sets
     it when it has read the body."""

@@ -6,10 +6,11 @@ import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from server.errors import BadRequest
 from server.schemas.body import Body, optional
+from server.schemas.conversations.response_input import InputReader
 
 T = TypeVar("T")
 
@@ -73,14 +74,37 @@ def _check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
     return metadata
 
 
+Metadata = Annotated[dict[str, str] | None, AfterValidator(_check_metadata)]
+
+
 class BatchRequest(Body):
     input_file_id: str = Field(description="The id of a file with the purpose batch.")
     endpoint: BatchPath = Field(description="The url of each line.")
     completion_window: str = Field("24h", description="The time after which it expires: 24h, 30m, 7d.")
-    metadata: Annotated[dict[str, str] | None, AfterValidator(_check_metadata)] = None
+    metadata: Metadata = None
     output_expires_after: dict[str, Any] | None = optional(
         '`{"anchor": "created_at", "seconds": N}`: how long results are kept. Default: 30 days.'
     )
+
+
+class ConversationUpdate(Body):
+    metadata: Metadata = None
+
+
+class ConversationItems(Body):
+    items: list[dict[str, Any]] = Field(description="Items as in the input of /v1/responses.")
+
+    @field_validator("items")
+    @classmethod
+    def check_items(cls, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for index, item in enumerate(items):
+            InputReader().read(item, f"items[{index}]")
+        return items
+
+
+class ConversationRequest(ConversationItems):
+    items: list[dict[str, Any]] = Field([], description="The first items.")
+    metadata: Metadata = None
 
 
 class FileObject(msgspec.Struct, kw_only=True):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 NAME = "work.sqlite"
-_VERSION = 1
 _WAIT_SECONDS = 30.0
 """Seconds that a transaction waits for those of other processes."""
 _VACUUM_PAGES = 500
@@ -24,7 +23,8 @@ _VACUUM_PAGES = 500
 _FULL_BYTES = 1 << 20
 """If the disk has less room than this, it is what a write failed of."""
 
-_SCHEMA = """
+_SCHEMAS = (
+    """
 CREATE TABLE files (
   id TEXT PRIMARY KEY, owner TEXT, at REAL, bytes INTEGER, checksum INTEGER, filename TEXT, purpose TEXT,
   expires_at INTEGER);
@@ -49,7 +49,18 @@ CREATE INDEX responses_by_end ON responses (expires_at) WHERE NOT waits;
 CREATE TABLE events (
   response INTEGER REFERENCES responses ON DELETE CASCADE, number INTEGER, kind TEXT, event BLOB,
   PRIMARY KEY (response, number)) WITHOUT ROWID;
-"""
+""",
+    """
+CREATE TABLE conversations (
+  id TEXT PRIMARY KEY, owner TEXT, at REAL, used_at REAL, metadata BLOB);
+CREATE INDEX conversations_by_owner ON conversations (owner);
+CREATE INDEX conversations_by_use ON conversations (used_at);
+CREATE TABLE items (
+  number INTEGER PRIMARY KEY, conversation TEXT REFERENCES conversations ON DELETE CASCADE,
+  id TEXT, item BLOB, UNIQUE (conversation, id));
+""",
+)
+"""What each version of the database has more than the one before."""
 
 
 class Damaged(OSError):
@@ -147,15 +158,14 @@ class Database:
         writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("PRAGMA journal_size_limit = 67108864")
-        version = self._version(writer)
-        if version == 0:
+        if self._version(writer) < len(_SCHEMAS):
             writer.execute("BEGIN IMMEDIATE")
-            if self._version(writer) == 0:  # no other process has made them meanwhile
-                for statement in _SCHEMA.split(";\n"):
+            for schema in _SCHEMAS[self._version(writer) :]:  # other processes may have made them meanwhile
+                for statement in schema.split(";\n"):
                     writer.execute(statement)
-                writer.execute(f"PRAGMA user_version = {_VERSION}")
+            writer.execute(f"PRAGMA user_version = {len(_SCHEMAS)}")
             writer.execute("COMMIT")
-        elif version != _VERSION:
+        elif self._version(writer) > len(_SCHEMAS):
             raise Damaged(f"{self.path} is of another version of Facet, or no database of it")
 
     def _version(self, writer: sqlite3.Connection) -> Any:

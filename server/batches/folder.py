@@ -87,7 +87,8 @@ class Folder:
     def _make(self) -> None:
         if self._ends_with_server and not self.in_use():
             _log.warning(
-                "files and batches are kept in %s until the server ends: --batch-dir keeps them for longer",
+                "files, batches and conversations are kept in %s until the server ends: --batch-dir keeps "
+                "them for longer",
                 self.path,
             )
         make_folders(self.path)

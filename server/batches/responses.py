@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from server.batches.conversations import Conversations
 from server.batches.database import Database
 from server.batches.folder import Folder
 from server.errors import BadRequest, NotFound, TooManyRequests
@@ -145,11 +146,16 @@ class KeptAnswer(msgspec.Struct):
     background: bool = False
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
 class _Asked(msgspec.Struct):
     """The part of a body that is looked at before its endpoint reads it."""
 
     input: str | list[msgspec.Raw] = ""
     previous_response_id: str | None = None
+    conversation: str | _Named | None = None
 
 
 _encode = msgspec.json.encode
@@ -161,6 +167,7 @@ class KeptResponses:
     def __init__(self, folder: Folder, seconds: float | None) -> None:
         """`seconds` says how long finished responses are kept; None if they are not."""
         self.folder, self.seconds = folder, seconds
+        self.conversations = Conversations(folder)
         self._database = folder.database
 
     def find(self, owner: str, id: str) -> KeptResponse:
@@ -220,8 +227,13 @@ class KeptResponses:
         counted = "SELECT count(*) FROM responses WHERE owner = ? AND waits = 1"
         return writer.execute(counted, (owner,)).fetchone()[0]
 
-    def queue(self, owner: str, id: str, asked: bytes, answer: bytes, *, streams: bool) -> None:
-        """Have a response computed later. Raises an error if that cannot be noted."""
+    def queue(
+        self, owner: str, id: str, asked: bytes, answer: bytes, *, streams: bool, request: bytes | None = None
+    ) -> None:
+        """Have a response computed later, of the body `asked`, or of `request` if that is given.
+
+        Raises an error if that cannot be noted.
+        """
         if not self.has_room():
             raise self.folder.full()
         items = _encode(items_of(asked))
@@ -232,7 +244,7 @@ class KeptResponses:
                     "done.",
                     retry_after=60,
                 )
-            number = self._add(writer, owner, id, items, answer, request=asked, streams=streams)
+            number = self._add(writer, owner, id, items, answer, request=request or asked, streams=streams)
             if streams:
                 told = ("response.created", "response.queued")
                 append(writer, number, [{"type": each, "response": msgspec.Raw(answer)} for each in told])
@@ -261,7 +273,8 @@ class KeptResponses:
             writer.execute("DELETE FROM responses WHERE number = ?", (number,))
 
     def clean(self) -> None:
-        """Delete those that are kept no longer."""
+        """Delete those, and conversations, that are kept no longer."""
+        self.conversations.clean(self.seconds or 0.0)
         which = "NOT waits AND expires_at <= ?"
         if self._database.read(f"SELECT 1 FROM responses WHERE {which} LIMIT 1", time.time()):
             with self._database.write(durable=False) as writer:
@@ -302,8 +315,8 @@ class KeptResponses:
     # Those that are continued.
 
     async def expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
-        """The body with the items of the response that it continues, if it does."""
-        if b'"previous_response_id"' not in raw:
+        """The body with the items of the response, or of the conversation, that it continues, if it does."""
+        if b'"previous_response_id"' not in raw and b'"conversation"' not in raw:
             return raw
         return await asyncio.to_thread(self._expand, owner, raw)
 
@@ -313,9 +326,19 @@ class KeptResponses:
             whole = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return raw  # the endpoint says what is wrong with it
-        if asked.previous_response_id is None:
+        if (named := asked.conversation) is not None:
+            id = named if isinstance(named, str) else named.id
+            before = self.conversations.items(owner, id)
+        elif asked.previous_response_id is not None:
+            before = self._items_before(owner, asked.previous_response_id)
+        else:
             return raw
-        before = self._find_earlier(owner, asked.previous_response_id)
+        whole["input"] = msgspec.Raw(_encode([*before, *_items(asked.input)]))
+        return _encode(whole)
+
+    def _items_before(self, owner: str, id: str) -> list[msgspec.Raw]:
+        """The items of a response that has ended, and those before it. Raises an error if there is none."""
+        before = self._find_earlier(owner, id)
         try:
             answer, items = msgspec.json.decode(before.answer, type=KeptAnswer), before.items
         except msgspec.MsgspecError:
@@ -326,8 +349,7 @@ class KeptResponses:
                 f"The response {before.id[:64]!r} has not ended: it is {answer.status}.",
                 "previous_response_id",
             )
-        whole["input"] = msgspec.Raw(_encode([*items, *answer.output, *_items(asked.input)]))
-        return _encode(whole)
+        return [*items, *answer.output]
 
     def _find_earlier(self, owner: str, id: str) -> KeptResponse:
         try:

@@ -81,7 +81,7 @@ async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearr
     """The body with what it continues, if this server keeps that."""
     kept = request.app.state.runner.kept
     state = state_of(request.scope)
-    state.continued = await kept.expand(state.caller.key_name, raw)
+    state.sent, state.continued = raw, await kept.expand(state.caller.key_name, raw)
     return state.continued
 
 

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Request, Response
 from server.access.request_state import state_of
 from server.batches.bodies import Deleted, Page
 from server.batches.folder import FULL_DISK
-from server.batches.responses import KeptResponses, follow
-from server.errors import BadRequest, refused_if_full
+from server.batches.responses import KeptAnswer, KeptResponses, follow, items_of
+from server.errors import ApiError, BadRequest, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 
 NOT_KEPT = "store: this response is not kept, because the server's folder takes no more"
+NOT_ADDED = (
+    "conversation: this response is not added to it, because it is gone, or the server's folder is full"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +70,34 @@ def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
     return Keeping(kept, state_of(request.scope).caller.key_name, bytes(state_of(request.scope).continued))
 
 
-def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -> None:
+def check_conversation_room(request: Request) -> None:
+    """Raises an error if the folder cannot take what a response adds to its conversation."""
+    if not (kept := _kept_of(request)).has_room():
+        raise kept.folder.full()
+
+
+async def add_to_conversation(request: Request, id: str, answer: bytes) -> bool:
+    """Adds the input of a request, and the output of its answer, to a conversation; returns whether that was
+    possible: the client gets the answer all the same."""
+    state = state_of(request.scope)
+    items = [*items_of(bytes(state.sent)), *msgspec.json.decode(answer, type=KeptAnswer).output]
+    add, decoded = _kept_of(request).conversations.add, map(msgspec.json.decode, items)
+    try:
+        await asyncio.to_thread(add, state.caller.key_name, id, list(decoded))
+    except (ApiError, OSError) as error:
+        _log.warning("a response is not added to %s: %s", id, error)
+        return False
+    return True
+
+
+def queue_response(request: Request, body: ResponsesRequest, id: str, answer: bytes) -> None:
     """Have a response computed later. It blocks."""
-    owner, asked = state_of(request.scope).caller.key_name, bytes(state_of(request.scope).continued)
+    state = state_of(request.scope)
+    owner, asked = state.caller.key_name, bytes(state.continued)
+    # What a conversation has by then is before it, and it is added to that.
+    sent = bytes(state.sent) if body.conversation_id else None
     with refused_if_full(FULL_DISK):
-        _kept_of(request).queue(owner, id, asked, answer, streams=streams)
+        _kept_of(request).queue(owner, id, asked, answer, streams=bool(body.stream), request=sent)
 
 
 async def stream_response(request: Request, id: str, after: int = -1) -> EventStream:
@@ -123,10 +149,17 @@ async def delete_response(response_id: str, request: Request) -> Response:
 async def list_input_items(response_id: str, request: Request) -> Response:
     """List the items before a response, the last ones first: `limit`, `order`, `after`."""
     found = await _ask(request, response_id, KeptResponses.find)
-    items = [
-        {"id": f"item_{index}", "type": "message", **msgspec.json.decode(item)}
-        for index, item in enumerate(found.items)
-    ]
+    return page_of_items(
+        request,
+        [
+            {"id": f"item_{index}", "type": "message", **msgspec.json.decode(item)}
+            for index, item in enumerate(found.items)
+        ],
+    )
+
+
+def page_of_items(request: Request, items: list[dict[str, Any]]) -> Response:
+    """The part of a list of items that the query asks for."""
     asked = request.query_params
     limit, order = asked.get("limit") or "20", asked.get("order") or "desc"
     if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= 100 and order in ("asc", "desc")):
@@ -137,9 +170,12 @@ async def list_input_items(response_id: str, request: Request) -> Response:
     after = asked.get("after")
     if after:
         items = items[ids.index(after) + 1 :] if after in ids else []
-    page, more = items[: int(limit)], len(items) > int(limit)
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return json_response(Page[Any](data=page, first_id=first, last_id=last, has_more=more))
+    return write_page(items[: int(limit)], more=len(items) > int(limit))
+
+
+def write_page(items: list[dict[str, Any]], *, more: bool) -> Response:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return json_response(Page[Any](data=items, first_id=first, last_id=last, has_more=more))
 
 
 async def _ask(request: Request, id: str, work: Callable[[KeptResponses, str, str], T]) -> T:

@@ -28,7 +28,10 @@ from server.routes.answering import ask, new_call_id, read_texts, request_id, re
 from server.routes.chat import read_chat
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
 from server.routes.conversations.kept_responses import (
+    NOT_ADDED,
     NOT_KEPT,
+    add_to_conversation,
+    check_conversation_room,
     find_keeping,
     queue_response,
     stream_response,
@@ -44,7 +47,9 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/responses")
 async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
-    keeping = find_keeping(request, body)
+    keeping, conversation = find_keeping(request, body), body.conversation_id
+    if conversation:
+        check_conversation_room(request)
     if body.background:
         later = await begin_later(request, body, stored=keeping is not None)
         return await stream_response(request, later.id) if body.stream else json_response(later)
@@ -53,11 +58,14 @@ async def create_response(body: api.ResponsesRequest, request: Request) -> HttpR
     writer = ResponseWriter(answer.head, body, stored=keeping is not None and not warnings)
 
     async def keep() -> None:
-        if keeping is None or warnings:
+        if conversation and not await add_to_conversation(request, conversation, encode(writer.answer)):
+            warnings.append(NOT_ADDED)
+            writer.change(conversation=None)
+        if keeping is None or NOT_KEPT in warnings:
             return
         if not await asyncio.to_thread(keeping.keep, answer.head.id, encode(writer.answer)):
             warnings.append(NOT_KEPT)
-            writer.tell_not_kept()
+            writer.change(store=False)
 
     response = await respond(request, answer, writer, stream=bool(body.stream), before_end=keep)
     return with_warnings(response, warnings)
@@ -86,7 +94,7 @@ async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: b
     )
 
     async def queue() -> None:
-        await asyncio.to_thread(queue_response, request, id, encode(later), streams=bool(body.stream))
+        await asyncio.to_thread(queue_response, request, body, id, encode(later))
         request.scope["app"].state.runner.wake()
 
     await asyncio.shield(queue())  # the response is computed though its client has left
@@ -110,6 +118,7 @@ def _new_response(
     return api.Response(
         id=id,
         created_at=created,
+        conversation={"id": body.conversation_id} if body.conversation_id else UNSET,
         model=facts.model_names[0],
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
@@ -168,9 +177,9 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         self.ended = True
         return self._last_events()
 
-    def tell_not_kept(self) -> None:
-        """Have the end of the answer say that it is not kept."""
-        self._response = replace(self._response, store=False)
+    def change(self, **fields: Any) -> None:
+        """Have the end of the answer say something else in some fields."""
+        self._response = replace(self._response, **fields)
 
     def last_events(self, end: End) -> bytes:
         return self._last_events()

@@ -33,7 +33,7 @@ class InputReader:
     def read(self, item: Mapping[str, Any], where: str) -> None:
         """Read one item, which is `where` in the request."""
         id = item.get("call_id") or item.get("id")
-        match _kind(item):
+        match kind_of(item):
             case "message":
                 self._message(item, where)
             case "reasoning":
@@ -75,7 +75,7 @@ def _name(item: Mapping[str, Any]) -> object:
     return known_as(name, item.get("namespace")) if isinstance(name, str) else name
 
 
-def _kind(item: Mapping[str, Any]) -> object:
+def kind_of(item: Mapping[str, Any]) -> object:
     """The type of an item; where that is no text, the one that its fields show."""
     if isinstance(kind := item.get("type"), str):
         return kind

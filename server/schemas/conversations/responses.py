@@ -57,8 +57,12 @@ class TextOptions(Body):
     verbosity: Literal["low", "medium", "high"] | None = optional("Passed to the chat template.")
 
 
+class ConversationOption(Body):
+    id: str
+
+
 class ResponsesRequest(Body):
-    """Without --response-store nothing is kept, and each request brings its whole conversation."""
+    """A request brings its whole conversation, or names one that is kept (docs/responses.md)."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
         "context_management": ([],),
@@ -88,6 +92,7 @@ class ResponsesRequest(Body):
         "reasoning_effort": "reasoning.effort",
         "verbosity": "text.verbosity",
         "messages": "input",
+        "conversation_id": "conversation",
     }
     stand_ins = {"input": "-"}
 
@@ -113,7 +118,9 @@ class ResponsesRequest(Body):
     store: Flag | None = optional("false keeps nothing. With --response-store the default is true.")
     background: Flag | None = optional("true answers at once, and computes later.")
     previous_response_id: str | None = optional("The response that this one continues (--response-store).")
-    conversation: object = optional("Refused: send the items again.")
+    conversation: str | ConversationOption | None = optional(
+        "The conversation of /v1/conversations that this continues, and is added to."
+    )
     prompt: object = optional("Refused: no prompts are kept.")
     truncation: Literal["auto", "disabled"] | None = optional(
         "auto leaves out the oldest messages of a conversation that is too long."
@@ -144,8 +151,11 @@ class ResponsesRequest(Body):
 
     @model_validator(mode="after")
     def check_response(self) -> Self:
-        if self.conversation is not None:
-            raise BadRequest("`conversation` is not supported: send the items again.", "conversation")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise BadRequest(
+                "`conversation` and `previous_response_id` both say what is continued. Give one of them.",
+                "conversation",
+            )
         if self.prompt is not None:
             raise BadRequest("`prompt` cannot be found: this server keeps none. Send its text.", "prompt")
         for name in self.include or ():
@@ -154,6 +164,11 @@ class ResponsesRequest(Body):
                     f"include: {name[:64]!r} is not one of {', '.join(sorted(INCLUDED))}.", "include"
                 )
         return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        named = self.conversation
+        return named.id if isinstance(named, ConversationOption) else named
 
     @property
     def wants_logprobs(self) -> bool:
@@ -271,6 +286,7 @@ class Response(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     status: str = "in_progress"
     background: bool = False
+    conversation: Mapping[str, str] | UnsetType | None = UNSET
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None

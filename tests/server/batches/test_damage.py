@@ -11,6 +11,7 @@ import pytest
 from waiting_work import ScriptedCalls, ended, lines, new_batch, results, shown, until, with_runner
 
 from server.batches import runner
+from server.batches.conversations import Conversations
 from server.batches.database import NAME
 from server.batches.folder import Folder, PageRequest
 from server.batches.records import BatchRecord, BatchTable
@@ -191,6 +192,19 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(OSError, match="another version"):
         Folder(tmp_path, 1 << 30).check()
+
+
+def test_a_database_of_an_earlier_version_gets_what_that_did_not_have(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 1 << 30)
+    batch = new_batch(folder, lines(1))
+    folder.database.close()
+    with sqlite3.connect(tmp_path / NAME) as other:
+        other.executescript("DROP TABLE items; DROP TABLE conversations; PRAGMA user_version = 1")
+    other.close()
+    folder = Folder(tmp_path, 1 << 30)
+    folder.check()
+    assert BatchTable(folder).find(batch.id, batch.owner)
+    assert Conversations(folder).create("", {}, []).object == "conversation"
 
 
 def test_a_full_disk_is_told_as_that_of_files_is_and_undoes_the_transaction(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-from fake_api import make_app, make_client, refusal
+from fake_api import make_app, make_client, post, refusal
 from fake_frontend import FakeFrontend
 from full_disk import full_disk
 from starlette.types import ASGIApp
@@ -325,3 +325,17 @@ async def test_without_a_folder_one_of_the_run_is_used_and_the_log_says_so(
     assert all(
         path.stat().st_mode & 0o77 == 0 for path in [tmp_path / "work", *(tmp_path / "work").rglob("*")]
     )
+
+
+async def test_a_conversation_belongs_to_the_key_by_which_it_was_made(app: ASGIApp) -> None:
+    conversation = {"conversation": ""}
+    async with working(app) as client:
+        conversation["conversation"] = (await post(client, "/v1/conversations"))["id"]
+        items = f"/v1/conversations/{conversation['conversation']}/items"
+        await post(client, "/v1/responses", input="a", background=True, **conversation)
+        async with asyncio.timeout(20):  # the server adds to it in the name of the key
+            while len((await client.get(items)).json()["data"]) < 2:
+                await asyncio.sleep(0.01)
+        client.headers.update(KEYS[1])
+        assert (await client.get(items)).status_code == 404
+        await refusal(client, "/v1/responses", status=404, input="a", **conversation)

@@ -307,3 +307,73 @@ async def test_a_response_is_computed_by_the_process_that_comes_next(
         assert (await until_ended(client, first["id"]))["status"] == "completed"
         task.cancel()
         await asyncio.wait([task])
+
+
+CONVERSATIONS = "/v1/conversations"
+
+
+async def items_of(client: httpx.AsyncClient, id: str) -> Any:
+    return (await client.get(f"{CONVERSATIONS}/{id}/items?order=asc")).json()["data"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_continues_a_conversation_and_is_added_to_it(
+    client: httpx.AsyncClient, frontend: FakeFrontend, stream: bool
+) -> None:
+    first = {"role": "user", "content": "one"}
+    id = (await post(client, CONVERSATIONS, items=[first], metadata={"a": "b"}))["id"]
+    for said, named in (("two", id), ("three", {"id": id})):
+        body = {"input": said, "conversation": named, "stream": stream}
+        answer = await client.post(PATH, json=body)
+        found = named_events(answer.text)[-1]["response"] if stream else answer.json()
+        assert found["conversation"] == {"id": id}
+    answered = "<assistant>Hello, world."
+    assert prompt_of(frontend) == f"<user>one\n<user>two\n{answered}\n<user>three\n<assistant>"
+    items = await items_of(client, id)
+    assert [item["role"] for item in items] == ["user", "user", "assistant", "user", "assistant"]
+    assert items[0]["content"] == [{"type": "input_text", "text": "one"}]
+    assert items[-1] == found["output"][0] and len({item["id"] for item in items}) == 5
+    counted = await post(client, f"{PATH}/input_tokens", input="x", conversation=id)
+    assert counted["input_tokens"] > 60 and len(await items_of(client, id)) == 5
+
+
+async def test_a_response_that_is_computed_later_is_added_once_it_is_there(client: httpx.AsyncClient) -> None:
+    id = (await post(client, CONVERSATIONS))["id"]
+    later = await post(client, PATH, input="hi", conversation=id, background=True)
+    assert later["conversation"] == {"id": id} and await items_of(client, id) == []
+    found = await until_ended(client, later["id"])
+    assert [item["role"] for item in await items_of(client, id)] == ["user", "assistant"]
+    await post(client, PATH, input="and?", previous_response_id=found["id"])
+
+
+async def test_a_conversation_that_takes_no_more(app: Any, tmp_path: Path) -> None:
+    async with make_client(app) as client:
+        id = (await post(client, CONVERSATIONS))["id"]
+        with full_disk(tmp_path):
+            for answer in [
+                await client.post(
+                    PATH, json={"input": "a", "conversation": id, "stream": each, "store": False}
+                )
+                for each in (False, True)
+            ]:
+                whole = (
+                    named_events(answer.text)[-1]["response"] if "event:" in answer.text else answer.json()
+                )
+                assert whole["status"] == "completed" and whole["conversation"] is None
+        assert await items_of(client, id) == []
+        app.state.runner.folder.most_bytes = -1
+        await refusal(client, PATH, status=507, input="a", conversation=id)
+
+
+async def test_conversations_that_nobody_uses_are_forgotten_with_their_items(
+    client: httpx.AsyncClient, app: Any
+) -> None:
+    id = (await post(client, CONVERSATIONS, items=[{"role": "user", "content": "one"}]))["id"]
+    kept = app.state.runner.kept
+    kept.clean()
+    assert len(await items_of(client, id)) == 1
+    with kept.folder.database.write() as writer:
+        writer.execute("UPDATE conversations SET used_at = used_at - 31 * 86400")
+    kept.clean()
+    assert (await client.get(f"{CONVERSATIONS}/{id}")).status_code == 404
+    assert kept.folder.database.read("SELECT * FROM items") == []

@@ -1,11 +1,13 @@
 """The official client of OpenAI's API understands what /v1/responses answers, as does what Codex sends."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from fake_api import make_app
 from fake_frontend import FakeFrontend
 from pydantic import BaseModel
 from starlette.types import ASGIApp
@@ -80,3 +82,22 @@ async def test_errors_have_their_classes(frontend: FakeFrontend, openai_client: 
     frontend.error, frontend.tokens_before_error = Unavailable("The engine has stopped."), 30
     stream = await openai_client.responses.create(model="tiny", input="a", stream=True)
     assert [event.type async for event in stream][-1] == "response.failed"
+
+
+async def test_conversations(frontend: FakeFrontend, tmp_path: Path) -> None:
+    app = make_app(frontend, tool_call_parser="hermes", reasoning_parser="qwen3", work_folder=tmp_path)
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    async with openai.AsyncOpenAI(api_key="-", base_url="http://localhost/v1", http_client=http) as client:
+        kept = await client.conversations.create()
+        said: Any = {"role": "user", "content": "I am Ann."}
+        await client.conversations.items.create(kept.id, items=[said])
+        answer = await client.responses.create(model="tiny", input="hi", conversation=kept.id)
+        assert answer.conversation is not None and answer.conversation.id == kept.id
+        items = [item async for item in client.conversations.items.list(kept.id, order="asc", limit=2)]
+        assert [item.type for item in items] == ["message"] * 2 + [item.type for item in answer.output]
+        found = await client.conversations.items.retrieve(items[0].id or "", conversation_id=kept.id)
+        assert found == items[0]
+        await client.conversations.items.delete(found.id or "", conversation_id=kept.id)
+        changed = await client.conversations.update(kept.id, metadata={"a": "b"})
+        assert changed == await client.conversations.retrieve(kept.id)
+        assert (await client.conversations.delete(kept.id)).deleted

@@ -1,0 +1,144 @@
+"""Conversations that are kept: metadata, and items that clients and the responses of a conversation add."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from server.batches.folder import KEPT_SECONDS, Folder, new_id, not_found
+from server.errors import NotFound, too_many
+from server.schemas.conversations.response_input import kind_of
+from server.schemas.conversations.responses import MAX_ITEMS
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
+class Conversation(msgspec.Struct):
+    """A conversation as clients see it."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+class Conversations:
+    """The conversations in the database of a folder. All functions block."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder, self._database = folder, folder.database
+
+    def create(self, owner: str, metadata: dict[str, str], items: Sequence[Any]) -> Conversation:
+        """Begin a conversation. Raises an error if the folder is full, or the owner has too many."""
+        self._folder.check_count("conversations", owner)
+        self._folder.check_room()
+        found = Conversation(new_id("conv_"), int(time.time()), metadata)
+        with self._database.write(durable=False) as writer:
+            writer.execute(
+                "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)",
+                (found.id, owner, time.time(), time.time(), msgspec.json.encode(metadata)),
+            )
+            self._add(writer, found.id, items)
+        return found
+
+    def find(self, owner: str, id: str) -> Conversation:
+        """The conversation of an id. Raises NotFound."""
+        rows = self._database.read("SELECT * FROM conversations WHERE id = ? AND owner = ?", id, owner)
+        if not rows:
+            raise not_found("conversation", id)
+        return Conversation(id, int(rows[0]["at"]), msgspec.json.decode(rows[0]["metadata"]))
+
+    def update(self, owner: str, id: str, metadata: dict[str, str]) -> Conversation:
+        """Give a conversation other metadata."""
+        with self._database.write(durable=False) as writer:
+            self._touch(writer, owner, id)
+            given = (msgspec.json.encode(metadata), id)
+            writer.execute("UPDATE conversations SET metadata = ? WHERE id = ?", given)
+        return self.find(owner, id)
+
+    def delete(self, owner: str, id: str) -> None:
+        """Forget a conversation and its items."""
+        with self._database.write() as writer:
+            self._touch(writer, owner, id)
+            writer.execute("DELETE FROM conversations WHERE id = ?", (id,))
+
+    def items(self, owner: str, id: str) -> list[msgspec.Raw]:
+        """The items of a conversation, the first one first."""
+        self.find(owner, id)
+        rows = self._database.read("SELECT item FROM items WHERE conversation = ? ORDER BY number", id)
+        return [msgspec.Raw(row["item"]) for row in rows]
+
+    def item(self, owner: str, id: str, item: str) -> bytes:
+        """One item of a conversation. Raises NotFound."""
+        self.find(owner, id)
+        rows = self._database.read("SELECT item FROM items WHERE conversation = ? AND id = ?", id, item)
+        if not rows:
+            raise _no_item(item)
+        return rows[0]["item"]
+
+    def add(self, owner: str, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
+        """Add items behind the last one, and return them as clients see them. It is not waited for the disk.
+
+        Raises an error if the conversation is no longer there, or has too many, and OSError if the disk is
+        full.
+        """
+        with self._database.write(durable=False) as writer:
+            self._touch(writer, owner, id)
+            return self._add(writer, id, items)
+
+    def delete_item(self, owner: str, id: str, item: str) -> Conversation:
+        """Forget one item of a conversation."""
+        with self._database.write(durable=False) as writer:
+            self._touch(writer, owner, id)
+            which = "DELETE FROM items WHERE conversation = ? AND id = ?"
+            if not writer.execute(which, (id, item)).rowcount:
+                raise _no_item(item)
+        return self.find(owner, id)
+
+    def clean(self, seconds: float) -> None:
+        """Delete conversations that nobody has added to for so many seconds, or 30 days if those are more."""
+        since = time.time() - max(KEPT_SECONDS, seconds)
+        if self._database.read("SELECT 1 FROM conversations WHERE used_at <= ? LIMIT 1", since):
+            with self._database.write(durable=False) as writer:
+                writer.execute("DELETE FROM conversations WHERE used_at <= ?", (since,))
+
+    def _touch(self, writer: Any, owner: str, id: str) -> None:
+        """Note that a conversation is in use. Raises NotFound."""
+        used = "UPDATE conversations SET used_at = ? WHERE id = ? AND owner = ?"
+        if not writer.execute(used, (time.time(), id, owner)).rowcount:
+            raise not_found("conversation", id)
+
+    def _add(self, writer: Any, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
+        rows = writer.execute("SELECT id FROM items WHERE conversation = ?", (id,)).fetchall()
+        taken = {row["id"] for row in rows}
+        if len(taken) + len(items) > MAX_ITEMS:
+            raise too_many("items", MAX_ITEMS, "items", len(taken) + len(items))
+        added: list[dict[str, Any]] = []
+        for each in items:
+            added.append(_as_shown(each, taken))
+            taken.add(added[-1]["id"])
+        values = [(id, each["id"], msgspec.json.encode(each)) for each in added]
+        writer.executemany("INSERT INTO items (conversation, id, item) VALUES (?, ?, ?)", values)
+        self._folder.counted += sum(len(item) for _, _, item in values)
+        return added
+
+
+def _as_shown(given: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+    """An item of a request as clients see it: with an id of its own, a status, and content in parts."""
+    item = {name: value for name, value in given.items() if value is not None}
+    item = {"type": kind_of(item), "status": "completed", **item}
+    if not isinstance(id := item.get("id"), str) or id in taken:
+        item["id"] = f"{_PREFIXES.get(str(item.get('type')), 'item')}_{secrets.token_hex(16)}"
+    if isinstance(text := item.get("content"), str):
+        is_answer = item.get("role") == "assistant"
+        kind = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
+        item["content"] = [{**kind, "text": text}]
+    return item
+
+
+def _no_item(id: str) -> NotFound:
+    return not_found("item", id)
