@@ -59,7 +59,8 @@ class AnswerFormat:
     @property
     def tells_calls(self) -> bool:
         """Whether a grammar can tell calls from text: an opener of several special tokens opens text too."""
-        return is_mark(self.opener) or not is_mark(self.opener[:1])
+        opens = self.dialect.opens if self.dialect else ()
+        return not any(is_mark(each[:1]) and not is_mark(each) for each in opens)
 
     def as_written(self, text: str) -> str:
         """A text in which marks are special tokens again."""
@@ -220,10 +221,11 @@ class AnswerWriter:
 
     def _calls(self) -> str:
         """One call with its opener, or more."""
-        one = self._lark.sequence(self._lark.literal(self._opener), self._behind())
-        if self._several and not self._dialect.format.holds_several(self._opener):
-            return self._lark.many(one, ANY_SPACE)
-        return one
+        lark, dialect = self._lark, self._dialect
+        calls = lark.sequence(lark.literal(self._opener), self._behind())
+        if self._several and not dialect.format.holds_several(self._opener):
+            calls = lark.many(calls, lark.literal(dialect.between) or ANY_SPACE)
+        return lark.sequence(lark.literal(dialect.before_first), calls)
 
     def _behind(self) -> str:
         """What stands behind an opener."""

@@ -20,6 +20,10 @@ class Dialect:
     """Literals with which calls begin if the model has left their opener out."""
     only_first: tuple[str, ...] = ()
     """The openers that mean nothing behind other text, because text may have them too."""
+    before_first: str = ""
+    """What the model writes before its first call if there is no text, behind any reasoning."""
+    between: str = ""
+    """What the model writes between two calls, if it is not space."""
     hides: tuple[str, ...] = ()
     """Markup around the text of an answer, which is no part of it."""
     keeps_space: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -116,9 +117,11 @@ def find_thinking(tokenizer: Tokenizer) -> ThinkingMarkers | None:
 
 
 def _usual_opener(dialect: Dialect, tokenizer: Tokenizer) -> str:
-    """The first opener that the chat template or the vocabulary has."""
+    """The first opener that the chat template writes, or else that it or the vocabulary has."""
+    turns = [turn for turn, _ in _written_calls(tokenizer.chat)]
+    written = (opener for opener in dialect.opens if any(opener in turn for turn in turns))
     known = (opener for opener in dialect.opens if _is_known(opener, tokenizer))
-    return next(known, dialect.opens[0])
+    return next(chain(written, known), dialect.opens[0])
 
 
 def _written_calls(template: ChatTemplate) -> Iterator[tuple[str, str]]:

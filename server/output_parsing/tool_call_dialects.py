@@ -172,6 +172,7 @@ DIALECTS = (
             closes=("<|close|>tools<|sep|>",),
             escapes=True,
         ),
+        before_first="<|close|>response<|sep|>",
         hides=(
             '<|open|>message role="assistant"<|sep|>',
             "<|close|>message<|sep|>",
@@ -201,8 +202,14 @@ DIALECTS = (
             "<|start|>assistant to=",
             " to=functions.",
         ),
-        Channels(header_ends="<|message|>", constrains=" <|constrain|>json", ends=("<|call|>", "<|end|>")),
+        Channels(
+            channel="<|channel|>commentary",
+            header_ends="<|message|>",
+            constrains=(" <|constrain|>json", "<|constrain|>json", " json"),
+            ends=("<|call|>", "<|end|>"),
+        ),
         only_first=(" to=functions.",),
+        between="<|call|><|start|>assistant",
     ),
     Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",)), keeps_space=True),
     Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
@@ -302,6 +309,7 @@ THINKING = (
         "kimi_k3",
         ("<|open|>think<|sep|>",),
         ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+        then="<|open|>response<|sep|>",
         told_by=("<|end_of_msg|>",),  # its template puts the others together of parts
     ),
     ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),

@@ -183,8 +183,8 @@ def takes_any_text(tool: ToolForm, schema: object) -> bool:
     return all(isinstance(part, Mapping) and part.keys() <= _UNBOUND for part in parts)
 
 
-def raw_string(lark: CallGrammar, tool: ToolForm, schema: object, end: str) -> str:
-    """A string without quotes, and the literal that ends it."""
+def raw_string(lark: CallGrammar, tool: ToolForm, schema: object, end: str, newline: str = "") -> str:
+    """A string without quotes, and the literal that ends it, which may stand on a new line."""
     described = resolved(schema, tool.schema)
     described = described if isinstance(described, Mapping) else {}
     for keyword in described.keys() - _OF_STRINGS:
@@ -196,9 +196,10 @@ def raw_string(lark: CallGrammar, tool: ToolForm, schema: object, end: str) -> s
             if len(texts) < len(values):
                 lark.drop(tool, keyword)
             if texts:
-                return lark.one_of(lark.literal(text + end) for text in texts)
+                return lark.one_of(lark.literal(text + newline + end) for text in texts)
     least, most = described.get("minLength", 0), described.get("maxLength")
-    return lark.raw(end, least if isinstance(least, int) else 0, most if isinstance(most, int) else None)
+    bounds = least if isinstance(least, int) else 0, most if isinstance(most, int) else None
+    return lark.raw(end, *bounds, newline)
 
 
 def _references(schema: object) -> Iterator[str]:

@@ -78,14 +78,16 @@ class CallGrammar(LarkGrammar):
         options = {"whitespace_pattern": WHITESPACE, **({} if strict else {"lenient": True})}
         return self.json({**schema, "x-guidance": options})
 
-    def raw(self, end: str, least: int = 0, most: int | None = None) -> str:
-        """Text of any characters, so many at least and at most, and the literal that ends it."""
+    def raw(self, end: str, least: int = 0, most: int | None = None, newline: str = "") -> str:
+        """Text of any characters, so many at least and at most, and the literal that ends it, which may
+        stand on a new line."""
         count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
         if self.has_token(end):  # no text has a special token, so that this is the first
             first = self._pieces(end)[0]
             before = "" if first in self._tokens else first
-            return self.sequence(f"/(?s:.{count}){exactly(before)}/", self.literal(end[len(before) :]))
-        without = f"/(?s:.{count})/ & ~/(?s:.*){exactly(end)}(?s:.*)/"
+            ends = exactly(newline + before)
+            return self.sequence(f"/(?s:.{count}){ends}/", self.literal(end[len(before) :]))
+        without = f"/(?s:.{count}){exactly(newline)}/ & ~/(?s:.*){exactly(end)}(?s:.*)/"
         return self.rule(f"({without}) {quoted(end)}", terminal=True)
 
     def without(self, literal: str) -> str:

@@ -266,10 +266,12 @@ class Channels:
     One message is one call. Its header has the recipient before or behind the channel's name.
     """
 
+    channel: str
+    """The channel, behind a recipient that stands before it."""
     header_ends: str
     """What stands between the header and the arguments."""
-    constrains: str
-    """What a header says of the form of the arguments."""
+    constrains: tuple[str, ...]
+    """What a header may say of the form of the arguments."""
     ends: tuple[str, ...]
     """What ends the message."""
 
@@ -282,9 +284,13 @@ class Channels:
 
     def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         recipient = NAMESPACE if opener.endswith("to=") else ""
+        channel = "" if opener.endswith(f"{self.channel} to=") else self.channel
+        constrains = lark.one_of(map(lark.literal, self.constrains))
         calls = (
             lark.sequence(
-                lark.literal(recipient + tool.name + self.constrains + self.header_ends),
+                lark.literal(recipient + tool.name + channel),
+                f"{constrains}?",
+                lark.literal(self.header_ends),
                 lark.json_of(tool.schema, strict=tool.strict),
             )
             for tool in tools

@@ -33,6 +33,8 @@ _SCALAR_ENDS = Literals([",", "}", "]"])
 
 @dataclass(frozen=True, slots=True)
 class BareKeys:
+    """Keys stand in the order of the alphabet, in which templates show schemas and write calls."""
+
     quote: str
     """The marker at both ends of a string."""
     closes: tuple[str, ...]
@@ -61,7 +63,7 @@ class BareKeys:
     def write_object(self, lark: CallGrammar, members: list[tuple[arguments.Member, str]], name: str) -> str:
         pairs = (
             (lark.sequence(lark.literal(member.name + ":"), value), member.required)
-            for member, value in members
+            for member, value in sorted(members, key=lambda each: each[0].name.lower())
         )
         return lark.sequence('"{"', arguments.in_order(lark, pairs, COMMA), '"}"')
 

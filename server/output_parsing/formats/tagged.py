@@ -96,14 +96,15 @@ class Tagged:
         key_end = self._write_key_end(lark, types_in(member.schema, tool.schema))
         key = lark.sequence(lark.literal(self.key_opens + name), key_end)
         begin = self._write_value_opens(lark)
-        newline = '"\\n"' if self.trims else ""
+        newline = "\n" if self.trims else ""
         if as_string:
-            value = raw_string(lark, tool, member.schema, self.value_ends)
+            value = raw_string(lark, tool, member.schema, self.value_ends, newline)
+        elif takes_any_text(tool, member.schema):
+            value = lark.raw(self.value_ends, newline=newline)
         else:
-            end = newline, lark.literal(self.value_ends)
-            free = lark.raw(self.value_ends) if takes_any_text(tool, member.schema) else ""
-            value = free or lark.sequence(json_argument(lark, tool, member.schema), *end)
-        return lark.sequence(ANY_SPACE, key, begin, newline, value), member.required
+            json = json_argument(lark, tool, member.schema)
+            value = lark.sequence(json, lark.literal(newline + self.value_ends))
+        return lark.sequence(ANY_SPACE, key, begin, lark.literal(newline), value), member.required
 
     def _write_value_opens(self, lark: CallGrammar) -> str:
         return lark.behind_space((self.value_opens,)) if self.value_opens else ""

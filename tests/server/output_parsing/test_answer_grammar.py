@@ -10,12 +10,21 @@ from typing import Any
 import jsonschema
 import pytest
 from answers import Answer, read
+from family_templates import TEMPLATES, family_tokenizer
 from grammar_walks import Vocabulary, accepts, walk
+from probed_families import BY_ID, REQUIRED, written_for
 
 from server.grammars.response_format import AnswerGrammar
-from server.output_parsing.answer_format import AnswerFormat, AnswerWriter, behind_thinking, with_marks
+from server.output_parsing.answer_format import (
+    AnswerFormat,
+    AnswerWriter,
+    behind_thinking,
+    format_with,
+    with_marks,
+)
 from server.output_parsing.answer_reader import AnswerReader
 from server.output_parsing.dialect import ThinkingMarkers
+from server.output_parsing.format_detection import find_format
 from server.output_parsing.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable
 from server.output_parsing.tool_call_dialects import (
     DIALECTS,
@@ -115,6 +124,7 @@ def test_what_the_grammar_allows_is_read_back(name: str, special: bool) -> None:
         assert answer.calls and (several or len(answer.calls) == 1) and not answer.text.strip()
 
 
+CLOSED = {"additionalProperties": False}
 OBJECT = AnswerGrammar("json", json.dumps({"type": "object", "properties": {"name": {"type": "string"}}}))
 
 
@@ -244,6 +254,28 @@ def test_gpt_oss_answers_a_form_in_its_final_channel_or_calls() -> None:
             if not read.calls:
                 jsonschema.validate(json.loads(read.text), json.loads(OBJECT.text))
     assert called_at_all == {True, False}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_required_call_may_be_written_as_the_template_writes_it(family: str) -> None:
+    found, template = find_format(family_tokenizer(family)), TEMPLATES[family]
+    assert found.dialect
+    vocabulary = Vocabulary([*found.written.values()])
+    ids = {name: id for id, name in vocabulary.specials.items()}
+    thinking = THINKING_BY_NAME[found.thinking.name] if found.thinking else None
+    opener = found.as_written(found.opener)
+    format = format_with(DIALECTS_BY_NAME[found.dialect.name], thinking, ids, opener)
+    is_thinking = format.begins_thinking(template.head + template.opens)
+    for scenario in (REQUIRED, *map(BY_ID.__getitem__, ("nested-args", "unicode-args", "empty-args"))):
+        functions = (tool["function"] for tool in scenario.tools)
+        tools = [ToolForm(each["name"], {**each["parameters"], **CLOSED}) for each in functions]
+        required = AnswerWriter(format, tools, several=True, is_thinking=is_thinking).required()
+        written = written_for(scenario, family).removesuffix("<|close|>message<|sep|>")  # behind the calls
+        pieces = re.split(f"({'|'.join(map(re.escape, ids))})", written)
+        text = [ids.get(piece, piece) for piece in pieces]
+        for [token] in required.wakes:
+            text = text[text.index(token) + 1 :]
+        assert accepts(vocabulary, required.text, text), scenario.id
 
 
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])

@@ -79,6 +79,15 @@ def test_an_example_in_the_instructions_is_no_call() -> None:
     assert dialect is not None and dialect.name == "mistral"
 
 
+def test_a_call_begins_behind_what_the_prompt_has_written() -> None:
+    call = "{{ '<|start|>assistant to=' }}functions." + CALLS["openai"].partition("functions.")[2]
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}" + call + "{% else %}<|start|>{{ m.role }}"
+        "{{ m.content }}{% endfor %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    )
+    assert found(source).opener == " to=functions."
+
+
 @pytest.mark.parametrize(
     ("source", "tokens", "name"),
     [
