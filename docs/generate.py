@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from rooms_picture import picture
 from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FLAGS
 from server.options.option_parsing import Option, flag_of
 from server.options.parse_server_options import OPTIONS
-from server.page.api_page import about, body_models, fields_of, operations
 from server.run.app import openapi_schema
 
 HERE = Path(__file__).parent
@@ -78,6 +79,53 @@ def operation_text(operation: dict[str, Any], schema: dict[str, Any]) -> str:
             lines.append(f"| `{field}` | {cell(kind)} | {shown} | {cell(meaning)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def operations(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each route as its method and path, and what is said of it."""
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def about(operation: dict[str, Any]) -> str:
+    return f"{operation['summary']}.\n\n{operation.get('description', '')}".rstrip()
+
+
+def body_models(operation: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The one model of a route's body by its name, or each of several it may be."""
+    content = operation.get("requestBody", {}).get("content", {})
+    if form := content.get("multipart/form-data"):
+        yield form["schema"]["title"], form["schema"]
+    if found := content.get("application/json"):
+        body = found["schema"]
+        for option in body.get("anyOf") or body.get("oneOf") or [body]:
+            if "$ref" in option:
+                name = option["$ref"].rsplit("/", 1)[1]
+                yield name, schema["components"]["schemas"][name]
+
+
+def fields_of(model: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Each field's name, type, default as JSON or the word required, and meaning."""
+    required = model.get("required", [])
+    for field, facts in model.get("properties", {}).items():
+        default = "required" if field in required else json.dumps(facts.get("default"))
+        yield field, kind_of(facts), default, facts.get("description", "")
+
+
+def kind_of(facts: dict[str, Any]) -> str:
+    """The type of a field in words."""
+    if "anyOf" in facts:
+        return " or ".join(kind_of(option) for option in facts["anyOf"])
+    if "$ref" in facts:
+        return facts["$ref"].rsplit("/", 1)[1]
+    if "enum" in facts:
+        return " or ".join(json.dumps(value) for value in facts["enum"])
+    if "const" in facts:
+        return json.dumps(facts["const"])
+    if facts.get("type") == "array":
+        return f"list of {kind_of(facts.get('items', {}))}"
+    return facts.get("type", "any")
 
 
 def cell(text: str) -> str:

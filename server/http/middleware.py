@@ -114,14 +114,14 @@ class TimingHeaders:
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """Paths that are answered without a key: they tell only whether the server lives."""
-PAGE = "/"
-"""The path of the page, which anybody may read: it asks for the key. What is posted there needs one."""
-PAGE_FOLDER = "/page/"
-"""The beginning of the paths of the page's files, which anybody may read."""
+PAGES = frozenset({"/", "/docs"})
+"""Paths of pages, which anybody may read: they ask for the key. What is posted there needs one."""
+PAGE_FOLDERS = ("/page/", "/docs/")
+"""The beginnings of the paths of the pages' files, which anybody may read."""
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
 ADMIN_PATHS = frozenset(
-    {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
+    {"/metrics", "/load", "/live/events", "/openapi.json"}
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache", "/slots"}
     | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
@@ -154,7 +154,7 @@ def is_open(scope: Scope) -> bool:
     """Whether anybody may ask this: the page and signs of life, but no check that has the model compute."""
     query: bytes = scope.get("query_string", b"")
     path = path_of(scope)
-    if path.startswith(PAGE_FOLDER) or (path == PAGE and scope.get("method") in ("GET", "HEAD")):
+    if path.startswith(PAGE_FOLDERS) or (path in PAGES and scope.get("method") in ("GET", "HEAD")):
         return True
     return path in OPEN_PATHS and not (query and DEEP in QueryParams(query))
 

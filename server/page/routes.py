@@ -198,10 +198,10 @@ def _histogram(histogram: Any) -> Histogram | None:
 
 
 router = APIRouter(route_class=Endpoint, tags=["page"], include_in_schema=False)
-events = APIRouter(route_class=Endpoint, tags=["server"])
+events = APIRouter(route_class=Endpoint, tags=["Health and administration"])
 
 FOLDER = Path(__file__).parent / "files"
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _UNSENT = re.compile(r"^ *(?://|/\*\*|\*[ /]).*\n|^ +", re.MULTILINE)
 """Lines of scripts that are comments, and indentation, which browsers are not sent."""
 _ALLOWED = (
@@ -215,7 +215,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_INDEX_HEADERS = {**_HEADERS, "Cache-Control": "no-cache"}
+INDEX_HEADERS = {**_HEADERS, "Cache-Control": "no-cache"}
 _FILE_HEADERS = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 
 WATCH = Watch()
@@ -231,7 +231,7 @@ class PageFiles(NamedTuple):
 
 @cache
 def page_files() -> PageFiles:
-    paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+    paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES)
     texts = {path.relative_to(FOLDER).as_posix(): _sent(path) for path in paths}
     page = texts.pop("index.html")
     styles = [
@@ -239,7 +239,7 @@ def page_files() -> PageFiles:
     ]
     texts["style.css"] = "".join(styles)
     texts |= join_scripts({name: text for name, text in texts.items() if name.endswith(".js")}, "app.js")
-    files = {name: (text.encode(), _TYPES[Path(name).suffix]) for name, text in texts.items()}
+    files = {name: (text.encode(), MEDIA_TYPES[Path(name).suffix]) for name, text in texts.items()}
     digest = hashlib.sha256(b"\0".join(content for content, _ in files.values())).hexdigest()[:16]
     return PageFiles(page.replace("{digest}", digest).encode(), digest, files)
 
@@ -251,7 +251,7 @@ def _sent(path: Path) -> str:
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page() -> Response:
-    return Response(page_files().html, media_type="text/html", headers=_INDEX_HEADERS)
+    return Response(page_files().html, media_type="text/html", headers=INDEX_HEADERS)
 
 
 @router.get("/page/{digest}/{name:path}")

@@ -29,7 +29,7 @@ from server.requests.sleep_mode import check_tags, sleep_level
 from server.routes.request_context import frontend_of, frontends_of, server_of
 from server.schemas.body import FIRST_ERROR
 
-router = APIRouter(route_class=Endpoint, tags=["server"])
+router = APIRouter(route_class=Endpoint, tags=["Health and administration"])
 
 DEEP_SECONDS = 10.0
 """Seconds in which a token is computed for a deep check."""
@@ -101,24 +101,27 @@ async def compute_token(request: Request) -> None:
 
 @router.get("/version")
 async def show_version() -> JSONResponse:
+    """Return the server's version."""
     return JSONResponse({"version": version("facet-serve")})
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
+    """Return all metrics in the format of Prometheus."""
     return Response(server_of(request).metrics.page(), media_type=CONTENT_TYPE)
 
 
 @router.get("/load")
 async def load(request: Request) -> JSONResponse:
-    """Return the number of answers that this API process is generating."""
+    """Return how many answers this API process is generating."""
     return JSONResponse({"server_load": server_of(request).live})
 
 
 @router.post("/abort", dependencies=[Depends(require_json)])
 async def abort(request: Request, body: AbortBody) -> JSONResponse:
-    """End these requests. Their answers finish with "abort". A key of a file that is no administrator's ends
-    its own requests only."""
+    """Abort requests by their ids. Their answers finish with "abort".
+
+    A key of a key file that is no administrator's can abort only its own requests."""
     caller = state_of(request.scope).caller
     others = caller.key is None or caller.key.admin
     found = await server_of(request).abort(body.request_ids, None if others else caller)
@@ -127,7 +130,7 @@ async def abort(request: Request, body: AbortBody) -> JSONResponse:
 
 @router.post("/sleep")
 async def sleep(request: Request) -> JSONResponse:
-    """Give the memory of weights and cache back to the system, on all replicas, until /wake_up.
+    """Free the memory of weights and cache on all replicas, until /wake_up.
 
     It needs --enable-sleep-mode. New requests get 503; those that run are finished first, or ended with
     ?mode=abort. With ?level=1, the default, the checkpoint stays in the system's cache of files; with
@@ -155,14 +158,14 @@ async def wake_up(request: Request) -> JSONResponse:
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> JSONResponse:
-    """Tell whether a replica of the model sleeps."""
+    """Return whether a replica of the model sleeps."""
     return JSONResponse({"is_sleeping": frontend_of(request).orders.asleep})
 
 
 @router.post("/reset_prefix_cache")
 @router.post("/flush_cache")
 async def reset_prefix_cache(request: Request) -> JSONResponse:
-    """Have all replicas forget what they keep of prompts that begin alike."""
+    """Empty the prefix cache of all replicas."""
     for frontend in frontends_of(request):
         frontend.orders.reset_prefix_cache()
     return JSONResponse({"success": True})
@@ -170,7 +173,7 @@ async def reset_prefix_cache(request: Request) -> JSONResponse:
 
 @router.post("/reset_mm_cache")
 async def reset_mm_cache(request: Request) -> JSONResponse:
-    """Drop the prepared media that this API process keeps for later requests."""
+    """Drop the cache of prepared media of this API process."""
     for frontend in frontends_of(request):
         frontend.forget_media()
     return JSONResponse({"success": True})

@@ -30,7 +30,7 @@ from server.http.endpoint import Endpoint, require_json
 from server.http.multipart import FormReader
 from server.http.sse import json_response
 
-router = APIRouter(route_class=Endpoint, tags=["batches"])
+router = APIRouter(route_class=Endpoint, tags=["Files and batches"])
 
 MOST_FILE = 512 << 20
 """Bytes of an uploaded file."""
@@ -58,7 +58,7 @@ def owner_of(request: Request) -> str:
 
 @router.post("/v1/files")
 async def create_file(request: Request) -> Response:
-    """Keep a file of requests, one a line: a form with `file`, `purpose` and perhaps `expires_after`."""
+    """Upload a file of requests, one per line. The form has `file`, `purpose` and maybe `expires_after`."""
     form = FormReader(state_of(request.scope).header(b"content-type") or "")
     length = state_of(request.scope).header(b"content-length") or "0"
     if length.isdecimal() and int(length) > _MOST_FORM:
@@ -95,7 +95,7 @@ def _one_of_few(runner: Runner) -> Iterator[None]:
 
 @router.get("/v1/files")
 async def list_files(request: Request) -> Response:
-    """List the files of the key, a page at a time: `limit`, `order`, `after`, `purpose`."""
+    """List the files of this API key, page by page. Parameters: `limit`, `order`, `after`, `purpose`."""
     purpose, asked = request.query_params.get("purpose"), _page(request, _LARGEST_PAGE, _LARGEST_PAGE)
     found, more = await asyncio.to_thread(folder_of(request).list_files, owner_of(request), asked, purpose)
     return _listed([_file(each) for each in found], more)
@@ -103,13 +103,13 @@ async def list_files(request: Request) -> Response:
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(file_id: str, request: Request) -> Response:
-    """Tell of a file."""
+    """Show a file."""
     return json_response(_file(await _find_file(request, file_id)))
 
 
 @router.get("/v1/files/{file_id}/content")
 async def file_content(file_id: str, request: Request) -> Response:
-    """Send a file: results have a line for each request."""
+    """Download a file. A file of results has a line for each request."""
     record = await _find_file(request, file_id)
     path = await asyncio.to_thread(_whole_content, folder_of(request), record)
     return FileResponse(path, media_type="application/octet-stream")
@@ -153,7 +153,7 @@ def _file(record: FileRecord) -> api.FileObject:
 
 @router.post("/v1/batches", dependencies=[Depends(require_json)])
 async def create_batch(body: api.BatchRequest, request: Request) -> Response:
-    """Have all requests of a file answered, in the time that others leave."""
+    """Start a batch of the requests in a file. It runs when the server has nothing more urgent to do."""
     seconds = api.window_seconds(body.completion_window)
     source = await _find_file(request, body.input_file_id)
     if source.purpose != "batch":
@@ -177,7 +177,7 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
 
 @router.get("/v1/batches")
 async def list_batches(request: Request) -> Response:
-    """List the batches of the key, the newest first, a page at a time: `limit`, `after`."""
+    """List the batches of this API key, the newest first. Parameters: `limit`, `after`."""
     batches, asked = runner_of(request).batches, _page(request, 20, 100)
     found, more = await asyncio.to_thread(batches.page, owner_of(request), asked)
     return _listed([each.shown() for each in found], more)
@@ -185,13 +185,13 @@ async def list_batches(request: Request) -> Response:
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(batch_id: str, request: Request) -> Response:
-    """Tell how far a batch has come."""
+    """Show a batch and its progress."""
     return json_response((await _find_batch(request, batch_id)).shown())
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, request: Request) -> Response:
-    """Compute no more of a batch. What was computed becomes its output."""
+    """Cancel a batch. What was computed becomes its output."""
     runner = runner_of(request)
     with refused_if_full(FULL_DISK):
         found = await asyncio.to_thread(runner.batches.cancel, batch_id, owner_of(request))

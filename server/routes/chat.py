@@ -23,7 +23,7 @@ from server.schemas import chat as api
 from server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from worker.protocol import TokenLogprobs
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 
 @router.post("/v1/chat/completions")
@@ -37,7 +37,7 @@ async def create_chat_completion(body: api.ChatRequest, request: Request) -> Res
 
 @router.post("/v1/chat/completions/batch")
 async def create_batch(body: api.BatchChatRequest, request: Request) -> Response:
-    """Answer several conversations, with a choice for each, as vLLM does."""
+    """Answer several conversations in one request, as vLLM does."""
     answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_batch, body))
     return await respond(request, answer, write_chat(answer.head, body, config_of(request)), stream=False)
 

@@ -25,7 +25,7 @@ from server.schemas.completions import (
 from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from worker.protocol import TokenLogprobs
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Completions"])
 
 
 @router.post("/v1/completions")

@@ -15,9 +15,9 @@ from server.http.sse import encode
 from server.routes.request_context import frontend_of
 from worker.calls.messages import APPLY_MODEL, CallFailed, NoWorkers
 
-calls = APIRouter(route_class=Endpoint, tags=["developer"])
+calls = APIRouter(route_class=Endpoint, tags=["Development"])
 """Served with --server-dev-mode."""
-profiler = APIRouter(route_class=Endpoint, tags=["developer"], dependencies=[Depends(require_ready)])
+profiler = APIRouter(route_class=Endpoint, tags=["Development"], dependencies=[Depends(require_ready)])
 """Served with --profiler-config."""
 
 

@@ -30,8 +30,8 @@ from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schemas.vendor_bodies.llama_cpp import LlamaTokenize
 from server.text.tokenizer_files import tokenizer_info
 
-router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
-tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"])
+router = APIRouter(route_class=Endpoint, tags=["Models"], dependencies=[Depends(require_ready)])
+tokenizer = APIRouter(route_class=Endpoint, tags=["Tokens"])
 
 
 _STARTED = int(time.time())
@@ -91,7 +91,7 @@ class ModelList(msgspec.Struct):
 @router.get("/models")
 @router.get("/v1/models/", include_in_schema=False)
 async def list_models(request: Request) -> Response:
-    """List the names that requests may use."""
+    """List the served models."""
     server = server_of(request)
     if isinstance(server, ManyModels):
         named = server.named(state_of(request.scope).caller)
@@ -133,7 +133,7 @@ class UnloadBody(BaseModel):
     model: Annotated[str, Field(min_length=1, max_length=200)]
 
 
-loading = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_json)])
+loading = APIRouter(route_class=Endpoint, tags=["Models"], dependencies=[Depends(require_json)])
 
 
 @loading.post("/models/load")
@@ -150,7 +150,7 @@ async def load_model(body: LoadBody, request: Request) -> JSONResponse:
 
 @loading.post("/models/unload")
 async def unload_model(body: UnloadBody, request: Request) -> JSONResponse:
-    """Have one of several models give its memory back, if no request is using it. It is loaded again when it
+    """Unload one of several models, if no request is using it. It is loaded again when it
     is asked for."""
     models = cast("ManyModels", server_of(request))
     state = models.find(body.model)

@@ -55,8 +55,8 @@ from server.schemas.vendor_bodies.infinity import (
 from server.schemas.vendor_bodies.voyage import VoyageEmbeddingRequest, VoyageRerank
 from worker.protocol import Pooling, Task, Vectors
 
-router = APIRouter(route_class=Endpoint, tags=["pool"])
-scores = APIRouter(route_class=Endpoint, tags=["score"])
+router = APIRouter(route_class=Endpoint, tags=["Embeddings and classification"])
+scores = APIRouter(route_class=Endpoint, tags=["Scoring and reranking"])
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
@@ -80,20 +80,21 @@ def compare_texts(compared: Compared, terms: Terms, config: ServerConfig) -> Com
 async def create_embeddings(
     body: bodies.EmbeddingRequest | VoyageEmbeddingRequest, request: Request
 ) -> Response:
-    """A vector for each text, or for each conversation: with OpenAI's, vLLM's and Jina's fields, or Voyage's,
-    if X-Facet-Dialect names it."""
+    """Embed each text or conversation.
+
+    With the fields of OpenAI, vLLM and Jina, or those of Voyage if X-Facet-Dialect names it."""
     return await _answer_vectors(body, request, "embd-", _embedding)
 
 
 @router.post("/embeddings_image")
 async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Response:
-    """A vector for each picture, as Infinity has it."""
+    """Embed each picture, as Infinity does."""
     return await _answer_vectors(body, request, "embd-", _embedding)
 
 
 @router.post("/pooling")
 async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
-    """Vectors, or labels, for each text or for each of its tokens."""
+    """Return vectors or labels for each text, or for each of its tokens."""
     return await _answer_vectors(body, request, "pooling-", partial(_pooling_data, body))
 
 
@@ -178,8 +179,9 @@ def list_of(answer: PooledAnswer | ComparedAnswer, entries: Iterable[msgspec.Str
 
 @router.post("/classify")
 async def classify(body: ClassifyRequest | InfinityClassify, request: Request) -> Response:
-    """The probability of each label, and the likeliest of them; or Infinity's form, if X-Facet-Dialect names
-    it."""
+    """Classify each text: the probability of each label, and the likeliest one.
+
+    In Infinity's form if X-Facet-Dialect names it."""
     answer = await ask(request, body, body.terms, "classify-", pool_texts)
     return write_classes(body, answer)
 
@@ -312,7 +314,7 @@ def _ranges(
 @scores.post("/score")
 @scores.post("/v1/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
-    """Score each pair of texts; one text may be compared with many."""
+    """Score pairs of texts, or one text with many."""
     answer = await ask(request, body, body.terms, "score-", compare_texts)
     return list_of(answer, (Score(index=i, score=one) for i, one in enumerate(answer.scores)))
 
@@ -325,8 +327,10 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 async def rerank(
     body: RerankRequest | TextsRequest | InfinityRerank | VoyageRerank, request: Request
 ) -> Response:
-    """Order the documents by how well they answer the query, the best first: as Cohere's, Jina's and vLLM's
-    servers do, or at /rerank and /v1/rerank in the form that X-Facet-Dialect names."""
+    """Order documents by how well they answer the query, the best first.
+
+    As the servers of Cohere, Jina and vLLM do, or at /rerank and /v1/rerank in the form that X-Facet-Dialect
+    names."""
     answer = await ask(request, body, body.terms, "score-", compare_texts)
     head, found = answer.head, answer.scores
     best = [(index, found[index]) for index in best_first(found)]

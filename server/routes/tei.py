@@ -48,7 +48,7 @@ async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
 
 @router.post("/embed_sparse")
 async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
-    """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
+    """Return a sparse vector of each text, by models such as SPLADE and BGE-M3."""
     answer = await ask(request, body, body.terms, "", pool_texts)
     return list_response(map(sparse_pairs_json, answer.vectors))
 
@@ -73,7 +73,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 
 @router.post("/similarity")
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
-    """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
+    """Compare sentences with a source sentence, by the measure that the checkpoint names."""
     answer = await ask(request, body, body.terms, "", pool_texts)
     source, *others = answer.vectors
     measure = answer.head.facts.pooling.texts.similarity

@@ -94,6 +94,7 @@ class DocumentedApp(FastAPI):
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
                     _document(operation, path)
+                    api_page.summarize(operation)
         return schema
 
 
@@ -263,6 +264,7 @@ def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
 def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
     app = DocumentedApp(
         title="Facet",
+        openapi_tags=[{"name": name, "description": text} for name, text in api_page.GROUPS.items()],
         version=version("facet-serve"),
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,

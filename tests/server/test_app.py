@@ -151,7 +151,7 @@ async def test_keys_guard_all_but_the_signs_of_life(ready: GetReady) -> None:
             "/v1/models",
             "/metrics",
             "/version",
-            "/docs",
+            "/openapi.json",
             "/nothing",
             "//v1/models",
             "/live/",

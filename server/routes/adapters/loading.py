@@ -15,7 +15,7 @@ from server.frontend.many_models import ManyModels
 from server.http.endpoint import ENTRY, Endpoint
 from server.routes.request_context import server_of
 
-router = APIRouter(route_class=Endpoint, tags=["adapters"], dependencies=ENTRY)
+router = APIRouter(route_class=Endpoint, tags=["Adapters"], dependencies=ENTRY)
 
 
 class LoadAdapterBody(BaseModel):

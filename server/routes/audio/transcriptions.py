@@ -46,7 +46,7 @@ _FORM = TypeAdapter(AudioForm)
 _PLAIN = "text/plain; charset=utf-8"
 
 
-router = APIRouter(route_class=Endpoint, tags=["audio"])
+router = APIRouter(route_class=Endpoint, tags=["Speech"])
 
 
 def _documented() -> dict[str, Any]:
@@ -62,13 +62,13 @@ def _documented() -> dict[str, Any]:
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_documented())
 async def create_transcription(request: Request) -> Response:
-    """Write what is said in a recording."""
+    """Transcribe a recording."""
     return await _respond(request, TRANSCRIBE)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_documented())
 async def create_translation(request: Request) -> Response:
-    """Write in English what is said in a recording."""
+    """Translate a recording to English text."""
     return await _respond(request, TRANSLATE)
 
 

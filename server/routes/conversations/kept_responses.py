@@ -22,7 +22,7 @@ from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
 from server.schemas.conversations.responses import ResponsesRequest
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ async def stream_response(request: Request, id: str, after: int = -1) -> EventSt
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(response_id: str, request: Request) -> Response:
-    """Tell a response that is kept, or how far one has come that is computed later: `stream`, its events."""
+    """Return a stored response, or the state of a background one. With `stream`, its events."""
     asked, after = request.query_params, request.query_params.get("starting_after")
     if asked.get("stream") == "true":
         if after is not None and not (after.isdecimal() and len(after) < 10):
@@ -131,7 +131,7 @@ async def retrieve_response(response_id: str, request: Request) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> Response:
-    """Compute no more of a background response."""
+    """Cancel a background response."""
     found = await _ask(request, response_id, KeptResponses.cancel)
     request.scope["app"].state.runner.wake()
     return Response(bytes(found.answer), media_type="application/json")
@@ -139,7 +139,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> Response:
-    """Forget a response."""
+    """Delete a stored response."""
     await _ask(request, response_id, KeptResponses.delete)
     request.scope["app"].state.runner.wake()
     return json_response(Deleted(response_id, object="response"))
@@ -147,7 +147,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request) -> Response:
-    """List the items before a response, the last ones first: `limit`, `order`, `after`."""
+    """List the input items of a response, the newest first. Parameters: `limit`, `order`, `after`."""
     found = await _ask(request, response_id, KeptResponses.find)
     return page_of_items(
         request,

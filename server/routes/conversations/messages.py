@@ -25,7 +25,7 @@ from server.schemas.conversations import anthropic_message as api
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.schemas.conversations.transcript import seal
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 PING = named_event("ping", api.MessageEvent(type="ping"))
 

@@ -41,7 +41,7 @@ from server.schemas.conversations import responses as api
 from server.schemas.conversations.transcript import seal
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 
 @router.post("/v1/responses")

@@ -15,7 +15,7 @@ from server.routes.answering import ask, maybe_in_thread
 from server.routes.pooling import list_of, pool_texts
 from server.schemas.score_and_rerank import Entities, EntitiesRequest
 
-router = APIRouter(route_class=Endpoint, tags=["pool"])
+router = APIRouter(route_class=Endpoint, tags=["Embeddings and classification"])
 
 _FEW = 1 << 14
 """So many numbers of the model are looked through in the event loop; more of them in a thread."""

@@ -15,7 +15,7 @@ from server.routes.pooling import pool_texts
 from server.routes.request_context import frontend_of
 from server.schemas.moderations import ModerationRequest, Moderations
 
-router = APIRouter(route_class=Endpoint, tags=["pool"])
+router = APIRouter(route_class=Endpoint, tags=["Embeddings and classification"])
 
 _SERVE = (
     "serve a classifier of harmful texts, such as unitary/toxic-bert, or one whose labels "
@@ -41,7 +41,7 @@ def _table(request: Request, facts: Facts) -> Table:
 
 @router.post("/v1/moderations", dependencies=[Depends(require_moderation)])
 async def create_moderation(body: ModerationRequest, request: Request) -> Response:
-    """Say which categories of harmful content each text belongs to."""
+    """Classify each text by categories of harmful content."""
     answer = await ask(request, body, body.terms, "modr-", pool_texts)
     head = answer.head
     labels, table = head.facts.pooling.labels, _table(request, head.facts)

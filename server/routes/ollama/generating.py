@@ -38,7 +38,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
 
 @router.post("/api/generate")
 async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-    """Answer a prompt, which the chat template writes as a message unless it is `raw`."""
+    """Answer a prompt. The chat template writes it as a message, unless `raw` is true."""
     return await _respond(body, request, is_empty=not (body.prompt or body.suffix or body.images))
 
 

@@ -32,7 +32,7 @@ _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 @router.get("/api/tags")
 async def list_models(request: Request) -> JSONResponse:
-    """List the names of what is served."""
+    """List the served models."""
     server = server_of(request)
     if not isinstance(server, ManyModels):
         adapters = [] if server.adapters is None else server.adapters.states
@@ -50,7 +50,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/api/ps")
 async def list_running(request: Request) -> JSONResponse:
-    """Tell what memory each model takes that is loaded. One that is alone stays while the server runs."""
+    """List the loaded models and their memory. A single model stays loaded while the server runs."""
     server = server_of(request)
     if isinstance(server, ManyModels):
         allowed = dict.fromkeys(state for _, state in server.named(state_of(request.scope).caller))
@@ -73,7 +73,7 @@ def _running(facts: Facts) -> dict[str, object]:
 
 @router.post("/api/show")
 async def show(body: OllamaShowRequest, request: Request) -> JSONResponse:
-    """Describe the model: what it can do, and how much text it reads."""
+    """Describe a model: its capabilities and context length."""
     frontend = frontend_of(request)
     frontend.check_model(body.model or body.name)
     facts = frontend.facts
@@ -101,7 +101,7 @@ async def show(body: OllamaShowRequest, request: Request) -> JSONResponse:
 
 @router.get("/api/version")
 async def show_version() -> JSONResponse:
-    """Tell the version of Ollama whose API this is."""
+    """Return the version of Ollama whose API this is."""
     return JSONResponse({"version": VERSION})
 
 

@@ -19,7 +19,7 @@ router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
 @router.post("/api/embed")
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
-    """Return a vector of the length 1 for each text."""
+    """Embed each text as a vector of length 1."""
     answer = await ask(request, body, body.terms, "", pool_texts)
     around = api.Embedded(model=answer.head.model)
     around.measure(answer.end.times, answer.end.counts.prompt)
@@ -28,7 +28,7 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 
 @router.post("/api/embeddings")
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
-    """Return the vector of one text, in `prompt`, as the model makes it."""
+    """Embed one text. The vector is not normalized unless the model does so."""
     answer = await ask(request, body, body.terms, "", pool_texts)
     [vector] = answer.vectors
     return Response(b'{"embedding":%s}' % as_json(vector), media_type=JSON)

@@ -37,7 +37,7 @@ async def complete(body: LlamaCompletion, request: Request) -> Response:
 
 @router.post("/infill")
 async def fill(body: LlamaInfill, request: Request) -> Response:
-    """Fill the place between `input_prefix` and `input_suffix`."""
+    """Fill in the middle. The text goes between `input_prefix` and `input_suffix`."""
     return await complete(body, request)
 
 
@@ -93,7 +93,7 @@ def _timings(end: End) -> dict[str, float]:
 
 @router.post("/embedding")
 async def embed(body: LlamaEmbedRequest, request: Request) -> Response:
-    """Embed each text of `content` or `input`."""
+    """Embed each text. They are in `content` or `input`."""
     answer = await ask(request, body, body.terms, "", pool_texts)
     vectors = enumerate(map(msgspec.Raw, map(as_json, answer.vectors)))
     return list_response(encode({"index": index, "embedding": [vector]}) for index, vector in vectors)
@@ -101,7 +101,7 @@ async def embed(body: LlamaEmbedRequest, request: Request) -> Response:
 
 @router.get("/props", dependencies=[Depends(require_ready)])
 async def show_properties(request: Request) -> Response:
-    """Tell what is served in llama.cpp's words."""
+    """Describe the served model, as llama.cpp does."""
     frontend = frontend_of(request)
     facts, kinds = frontend.facts, frontend.media.facts.most if frontend.media else {}
     return JSONResponse(
@@ -120,8 +120,8 @@ async def show_properties(request: Request) -> Response:
 
 @router.get("/slots", dependencies=[Depends(require_ready)])
 async def show_slots(request: Request) -> Response:
-    """Tell how many answers are generated, as llama.cpp tells of its slots. An answer has none of its own
-    here: the first ones are told as busy."""
+    """List the slots, as llama.cpp does. Answers have none of their own here: the first ones are told as
+    busy."""
     facts, live = frontend_of(request).facts, server_of(request).live
     slots = range(facts.ready.worker.max_num_seqs)
     return JSONResponse(

@@ -39,9 +39,10 @@ def _forms(facts: Facts) -> list[_Form]:
 
 @router.post("/invocations", dependencies=ENTRY)
 async def invoke(request: Request) -> Response:
-    """Answer as the endpoint does whose fields the body has, by vLLM's rule: `messages` as chat completions,
-    `prompt` as completions, `input` as embeddings or /classify, `query` and `documents` as /rerank, `text_1`
-    and `text_2` as /score."""
+    """Answer as the endpoint whose fields the body has.
+
+    By vLLM's rule: `messages` as chat completions, `prompt` as completions, `input` as embeddings or
+    /classify, `query` and `documents` as /rerank, `text_1` and `text_2` as /score."""
     frontend = frontend_of(request)
     raw = bytes(await read_body(request.receive, most=most_bytes(frontend.media)))
     return await forward(request, raw, _path_for(raw, frontend.facts), _ROUTERS)

@@ -25,7 +25,7 @@ router = APIRouter(route_class=Endpoint, tags=["SGLang"])
 
 @router.post("/generate")
 async def generate(body: GenerateRequest, request: Request) -> Response:
-    """Continue a text, or each of several, with SGLang's own answer; an event has the whole text so far."""
+    """Continue texts. Each event of a stream has the whole text so far, as SGLang's do."""
     answer = await ask(request, body, body.terms, "", partial(read_completion, body))
     return await respond(request, answer, write_generated(answer.head, body), stream=bool(body.stream))
 
@@ -68,7 +68,7 @@ def _finish(part: Part) -> dict[str, object] | None:
 @router.get("/get_model_info", dependencies=[Depends(require_ready)])
 @router.get("/model_info", dependencies=[Depends(require_ready)])
 async def show_model(request: Request) -> Response:
-    """Tell which model is served in SGLang's words."""
+    """Describe the served model, as SGLang does."""
     frontend = frontend_of(request)
     facts, kinds = frontend.facts, frontend.media.facts.most if frontend.media else {}
     return JSONResponse(

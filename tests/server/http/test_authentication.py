@@ -173,7 +173,7 @@ async def test_a_key_is_for_its_tasks(path: Path) -> None:
 
 async def test_operators_pages_need_an_administrator(path: Path) -> None:
     guarded = Guarded(path, entry("alice"), entry("root", admin="true"), plain=["key-plain"])
-    for page in ("/metrics", "/load", "/docs", "/openapi.json"):
+    for page in ("/metrics", "/load", "/openapi.json"):
         assert error_of(await guarded.get("alice", page), 403)["type"] == "PermissionDeniedError"
         for name in ("root", "plain"):
             assert (await guarded.get(name, page)).status_code == 200
@@ -184,7 +184,7 @@ async def test_plain_keys_alone_may_all_as_before(path: Path) -> None:
     frontend = FakeFrontend()
     http = make_client(make_app(frontend, access=AccessOptions(api_key=["k"])))
     headers = {"Authorization": "Bearer k"}
-    for page in ("/metrics", "/load", "/docs", "/openapi.json"):
+    for page in ("/metrics", "/load", "/openapi.json"):
         assert (await http.get(page, headers=headers)).status_code == 200
     await http.post("/v1/completions", json={**COMPLETION, "cache_salt": "s"}, headers=headers)
     options = frontend.asked[-1][2]
