@@ -1,5 +1,6 @@
 // Requests to this server, by relative addresses, so that a proxy may show it under any path.
 
+import { untilReady } from "./connection.js";
 import { byId } from "./dom.js";
 
 const KEY = "facet-key";
@@ -36,10 +37,27 @@ function askForKey(reason) {
   return asking;
 }
 
+/** A browser says of all that goes wrong on the way that it "failed to fetch", in words of its own. */
+async function reach(path, options) {
+  try { return await fetch(path, options); } catch (error) {
+    if (error.name === "AbortError") throw error;
+    untilReady();
+    throw new ApiError("The server does not answer.", 0);
+  }
+}
+
+async function next(reader) {
+  try { return await reader.read(); } catch (error) {
+    if (error.name === "AbortError") throw error;
+    untilReady();
+    return { done: true };
+  }
+}
+
 export async function send(path, body, signal, more = {}) {
   for (;;) {
     const options = body === undefined ? {} : { method: "POST", body: body instanceof FormData ? body : JSON.stringify(body) };
-    const response = await fetch(path, { ...options, headers: { ...headers(body), ...more }, signal, cache: "no-store" });
+    const response = await reach(path, { ...options, headers: { ...headers(body), ...more }, signal, cache: "no-store" });
     if (response.ok) return response;
     const text = await response.text();
     let reason = text;
@@ -60,7 +78,7 @@ export async function* events(path, body, signal, hear = () => {}) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await next(reader);
       if (done) throw new ApiError("The answer broke off before it was complete.");
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();

@@ -1,7 +1,8 @@
 // Which models the server has, which one is chosen, and what it can do.
 
 import { ApiError, get } from "./api.js";
-import { byId, element, kept, keep, number, reveal } from "./dom.js";
+import { showState, untilReady, watchServer } from "./connection.js";
+import { byId, element, kept, keep, number } from "./dom.js";
 
 /**
  * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string,
@@ -81,39 +82,25 @@ export async function beginModels(act) {
   changed = act;
   const list = byId("model");
   list.addEventListener("change", () => { keep("model", list.value); tell(); });
+  await fill();
+  watchServer(() => { infos.clear(); fill(); });
+}
+
+/** Fills the list of models, when the server is ready. One that was started again may have others. */
+async function fill() {
   for (;;) {
     try {
       cards = (await get("v1/models")).data;
       break;
     } catch (error) {
-      if (error instanceof ApiError && error.status !== 503) return showState(error.message);
-      await waitReady();
+      if (error instanceof ApiError && error.status && error.status !== 503) return showState(error.message, "gone", "Try again", () => { showState(""); fill(); });
+      await untilReady();
     }
   }
+  const list = byId("model"), last = list.value || kept("model", "");
   list.replaceChildren(...cards.map((card) => element("option", { value: card.id, text: card.id })));
   list.hidden = cards.length < 2;
   byId("only-model").textContent = cards.length < 2 ? cards[0]?.id ?? "" : "";
-  const last = kept("model", "");
   if (cards.some((card) => card.id === last)) list.value = last;
   await tell();
-}
-
-function showState(text) {
-  byId("state").textContent = text;
-  byId("state").hidden = !text;
-  if (text) reveal();
-}
-
-async function waitReady() {
-  for (;;) {
-    try {
-      const response = await fetch("health", { cache: "no-store" });
-      if (response.ok) return showState("");
-      const now = await response.json();
-      showState(now.state === "loading" ? `The model is loading: ${now.stage}, ${Math.round(100 * now.progress)} %` : `The server is ${now.state ?? "not ready"}.`);
-    } catch {
-      showState("The server does not answer.");
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
 }

@@ -37,7 +37,7 @@ def test_messages_are_sent_answered_anew_and_shown_as_code(tab: Tab, model: Fake
         tab.wait(f"{MESSAGES} === ''")
         say(tab, "again")
         hear(tab, "again|Hello")
-        assert "Cut at the most tokens" in tab.run("document.querySelector('.assistant').textContent")
+        assert "ended at its limit" in tab.run("document.querySelector('.assistant').textContent")
         click(tab, "#show-code")
         shown = tab.wait("document.getElementById('code-text').textContent")
         assert f"curl '{url}/v1/chat/completions'" in shown and '"max_tokens": 5' in shown

@@ -16,7 +16,7 @@ export function sent(path, system) {
 
 /**
  * Reads the stream of an answer into `message`, and calls `drawn` after each piece.
- * An error becomes a field of the message, except that somebody has stopped it.
+ * An error becomes a field of the message, except that somebody has stopped it; until its end it is unfinished.
  * @param {AbortSignal} signal
  */
 export async function stream(message, asked, signal, drawn) {
@@ -41,6 +41,7 @@ export async function stream(message, asked, signal, drawn) {
       pace();
       drawn();
     }
+    message.unfinished = undefined;
   } catch (error) {
     if (error.name !== "AbortError") message.error = error.message;
   }

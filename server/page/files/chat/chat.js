@@ -21,6 +21,7 @@ let follows = true;  // whether the end of the conversation stays in sight while
 
 const acts = {
   again: (message) => answer(message.parent),
+  goOn: (message) => answer(message.parent, message),
   turn,
   resend,
   returnResults(message, results) {
@@ -183,12 +184,14 @@ export function stopAnswer() {
   current.running?.abort();
 }
 
-/** Has the model answer what stands behind `parent`, the last message to be sent, as a new branch. */
-async function answer(parent) {
-  if (!readable()) return;
+/** Has the model answer what stands behind `parent`, the last message to be sent, as a new branch, or go on with an answer. */
+async function answer(parent, begun = null) {
+  if (!readable() || current.running) return;
   const one = current;
-  parent.chosen = null;
-  const asked = body(), message = one.tree.add(parent, "assistant", "");
+  parent.chosen = begun;
+  const asked = { ...body(), ...(begun && { continue_final_message: true, add_generation_prompt: false }) };
+  const message = begun ?? one.tree.add(parent, "assistant", "");
+  Object.assign(message, { unfinished: true, error: undefined, cut: undefined });  // and kept so, for the page may be closed
   begin(one);
   let due = false, keptAt = Date.now();
   const draw = () => {

@@ -8,6 +8,7 @@ import { drawTokens } from "./tokens.js";
 /**
  * @typedef {object} Acts  What the chat does when somebody asks a message for it
  * @property {(message: any) => void} again
+ * @property {(message: any) => void} goOn
  * @property {(message: any, text: string) => boolean} resend  Whether the edited message was sent
  * @property {(message: any, step: number) => void} turn
  * @property {(message: any, results: string[]) => void} returnResults
@@ -104,10 +105,18 @@ class View {
     const { message, acting } = this;
     this.notes?.forEach((one) => one.remove());
     this.notes = [];
-    if (message.cut) this.notes.push(element("p", { class: "help", text: "Cut at the most tokens that were asked for." }));
-    if (message.error) this.notes.push(element("p", { class: "error", role: "alert", text: message.error }));
+    const why = message.error ?? (message.cut ? "The answer ended at its limit: max_tokens of the settings, or the context length." : message.unfinished && "The answer was stopped before its end.");
+    if (why) this.notes.push(element("div", { class: "row" }, element("p", message.error ? { class: "error", role: "alert", text: why } : { class: "help", text: why }), ...this.ways()));
     if (message.calls?.length && !message.children.length) this.notes.push(this.results());
     acting.before(...this.notes);
+  }
+
+  /** How an answer that broke off goes on: from where it is, or anew if nothing is there to continue. */
+  ways() {
+    const { message, acts } = this;
+    if (message.children.length) return [];
+    const goesOn = message.content && !message.calls?.length;
+    return [element("button", { type: "button", class: "chip", text: goesOn ? "Continue" : "Try again", onclick: () => (goesOn ? acts.goOn(message) : acts.again(message)) })];
   }
 
   /** Fields for what the tools return, since this page runs none. */
