@@ -238,7 +238,7 @@ def _name_fields(error: ApiError, state: RequestState) -> None:
     """Has an error call fields as the client does."""
     names = {} if state.reading is None else state.reading.body.client_names
     if state.notes is not None:
-        said = state.notes.names
+        said = state.notes.client_names
         names = {**{ours: said.get(theirs, theirs) for ours, theirs in names.items()}, **said}
     in_clients_words(error, names)
 

@@ -52,10 +52,10 @@ _REFUSED_VALUES = """
 
 _OTHER_CLASS = "is not supported: --logits-processors and --worker-extension-cls run code in a worker"
 _EXPERTS_STAY = "is not supported: experts stay on the ranks that loaded them"
+_FIELDS_PASS = "is gone: unknown fields of requests are let through, and --strict-fields refuses them"
 _INSTEAD = {
     "code-revision": "means nothing here: code that comes with a model is that of its --revision",
     "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
-    "eplb-config": _EXPERTS_STAY,
     "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
     "io-processor-plugin": "is not supported: let a program before the server make prompts of its data",
     "kv-cache-memory": "is --kv-cache-memory-bytes here",
@@ -88,6 +88,8 @@ VLLM_FLAGS = [
     *(VllmFlag(f"--{name}") for name in _REFUSED_VALUES.split()),
     *(VllmFlag(f"--{name}", instead=said, is_list="sizes" in name) for name, said in _INSTEAD.items()),
     *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
+    VllmFlag("--eplb-config", instead=_EXPERTS_STAY, is_gone=True),
+    VllmFlag("--ignore-unknown-fields", is_switch=True, instead=_FIELDS_PASS, is_gone=True),
     VllmFlag("--cpu-offload-gb", neutral=("0", "0.0")),
     VllmFlag("--kv-offloading-backend", neutral=("native",), instead="has no other backend"),
     VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_CLASS),

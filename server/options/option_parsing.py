@@ -196,6 +196,10 @@ def json_object(text: str) -> dict[str, object]:
     return value
 
 
+_WITHOUT_VALUE = re.compile(r"argument (--?[\w-]+)\S*: expected .*")
+"""What argparse says of a flag without its value, by all its names."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises OptionError where argparse would print usage and exit."""
 
@@ -203,7 +207,7 @@ class Parser(argparse.ArgumentParser):
     """Options whose texts are read when help is asked for, and not before."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(message)
+        raise OptionError(_WITHOUT_VALUE.sub(r"\1 needs a value", message))
 
     def format_help(self) -> str:
         texts = {option.field: _help(option) for option in self.options}
@@ -225,6 +229,8 @@ class VllmFlag:
     """Whether it is accepted, and changes nothing whatever its value."""
     is_object: bool = False
     is_list: bool = False
+    is_gone: bool = False
+    """Whether it is refused whatever its value, even one that asks for nothing."""
     instead: str = "is not supported yet"
     """The refusal, behind the flag's name."""
 
@@ -239,7 +245,7 @@ class VllmFlag:
 
     def check(self, value: object) -> None:
         """Raises OptionError unless `value` asks for what happens anyway, as None, false and empty do."""
-        if self.is_idle or asks_for_nothing(value):
+        if self.is_idle or (value is None if self.is_gone else asks_for_nothing(value)):
             return
         words = value if isinstance(value, list) else [value]
         if self.is_switch or any(str(word) not in self.neutral for word in words):
@@ -311,7 +317,7 @@ def _help(option: Option) -> str:
 
 _NO_FLAG = re.compile(r"[^-].*|-|--|-[\d.].*|", re.DOTALL)
 """Words of a command line that are values: negative numbers, too."""
-_ATTACHED = re.compile(r"(-[a-zA-Z])[\d.].*")
+ATTACHED = re.compile(r"(-[a-zA-Z])[\d.].*")
 """A flag of one letter with a number or a part behind it, -O3; other letters would be another flag."""
 
 
@@ -320,7 +326,7 @@ def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list
     known = parser._option_string_actions  # pyright: ignore[reportPrivateUsage]
     words: list[str] = []
     for argument in arguments:
-        attached = _ATTACHED.fullmatch(argument)
+        attached = ATTACHED.fullmatch(argument)
         if _NO_FLAG.fullmatch(argument) or (attached and attached[1] in known):
             words.append(argument)
             continue

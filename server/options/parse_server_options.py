@@ -8,7 +8,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,6 +24,7 @@ from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
 from server.options.option_parsing import (
+    ATTACHED,
     Option,
     OptionError,
     VllmFlag,
@@ -64,6 +66,8 @@ class Given(NamedTuple):
     values: dict[str, object]
     tags: list[str]
     """The models that are named without a flag."""
+    typed: Mapping[str, str] = {}
+    """Options by their flags, of which the command line has another name."""
 
     @property
     def has_several(self) -> bool:
@@ -71,6 +75,10 @@ class Given(NamedTuple):
 
     def config(self) -> ServerConfig:
         """The configuration of a server of one model. Raises OptionError."""
+        with _in_words_of(self.typed):
+            return self._config()
+
+    def _config(self) -> ServerConfig:
         if self.has_several:
             raise OptionError("several models are for `serve` alone: name one")
         if self.values.get("memory") is not None:
@@ -98,7 +106,8 @@ class Given(NamedTuple):
         found: list[ModelEntry] = []
         for model in given:
             name = model.name or shown_name(str(model.values["model"]))
-            config = _build({**self.values, **model.values, "served_model_name": [name]})
+            with _in_words_of(self.typed):
+                config = _build({**self.values, **model.values, "served_model_name": [name]})
             found.append(ModelEntry(name=name, config=config, aliases=model.aliases))
         check_models(found)
         return numbered(found, known)
@@ -137,7 +146,9 @@ def read(
         print(help_page(parser, OPTIONS, asked), end="")
         sys.exit(0)
     words = canonical(undotted(arguments, [*OPTIONS, *others]), parser)
-    given = vars(parser.parse_intermixed_args(words))
+    typed = _typed_names(words)
+    with _in_words_of(typed):
+        given = vars(parser.parse_intermixed_args(words))
     for other in others:
         if other.flag in given:
             other.take(given.pop(other.flag), without_effect)
@@ -146,7 +157,7 @@ def read(
         **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
         **from_environment(OPTIONS, environ, PREFIX),
         **{
-            option.field: option.value(given[option.field], option.flag)
+            option.field: option.value(given[option.field], typed.get(option.flag, option.flag))
             for option in OPTIONS
             if option.field in given
         },
@@ -162,7 +173,7 @@ def read(
     if without_effect:
         flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
         notes.append(f"these flags change nothing here: {flags} (docs/options.md lists all of them)")
-    return Given(values, tags)
+    return Given(values, tags, typed)
 
 
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
@@ -207,6 +218,22 @@ def _as_object(given: object) -> object:
 
 
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
+
+
+def _typed_names(words: Sequence[str]) -> dict[str, str]:
+    others = {name: option.flag for option in OPTIONS for name in option.flags[1:]}
+    attached = {word: found[1] for word in words if (found := ATTACHED.fullmatch(word))}
+    names = [attached.get(word, word.partition("=")[0]) for word in words]
+    return {others[name]: name for name in names if name in others}
+
+
+@contextmanager
+def _in_words_of(typed: Mapping[str, str]) -> Iterator[None]:
+    """Has errors name flags as the command line does."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(_FLAG.sub(lambda flag: typed.get(flag[0], flag[0]), str(error))) from error
 
 
 def _load_plugins(environ: Mapping[str, str]) -> None:

@@ -109,7 +109,7 @@ def read_body(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Ans
     except MediaNeeded as needed:
         return Needed(needed.parts, needed.salt, needed.settings, needed.io)
     except ApiError as error:
-        in_clients_words(error, notes.names)
+        in_clients_words(error, notes.client_names)
         raise
     left = json.dumps(body.without_texts(), ensure_ascii=False).encode("utf-8", "surrogatepass")
     if len(left) > MOST_LEFT:

@@ -91,7 +91,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     typical_p: float | None = None
     """The mass of the tokens whose surprise is nearest to the mean, of which one is drawn; 1 is all."""
     top_n_sigma: float | None = None
-    """How many standard deviations below the likeliest logit others may lie; 0 and below is off."""
+    """How many standard deviations below the likeliest logit others may lie; 0 and -1 are off."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
@@ -208,8 +208,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             prompt_logprobs=of_prompt and check_logprobs("prompt_logprobs", "prompt", of_prompt, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )
-        if not greedy and (self.typical_p is not None or self.top_n_sigma is not None):
-            template = self._filtered(template)
+        if self.typical_p is not None or self.top_n_sigma is not None:
+            filtered = self._filtered(template)
+            template = template if greedy else filtered
         return [template] if self.n == 1 else self._choices(template)
 
     def _filtered(self, template: Sampling) -> Sampling:
@@ -218,8 +219,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         sigmas = 0.0 if self.top_n_sigma is None else self.top_n_sigma
         if not 0 < typical <= 1:
             raise invalid("typical_p", f"typical_p must be in (0, 1], got {typical}.", typical)
-        if not math.isfinite(sigmas):
-            raise invalid("top_n_sigma", f"top_n_sigma must be a finite number, got {sigmas}.", sigmas)
+        if not (0 <= sigmas < math.inf or sigmas == -1):
+            raise invalid(
+                "top_n_sigma", f"top_n_sigma must be non-negative, or -1 (off), got {sigmas}.", sigmas
+            )
         return msgspec.structs.replace(template, typical_p=typical, top_n_sigma=max(sigmas, 0.0))
 
     def _choices(self, first: Sampling) -> list[Sampling]:

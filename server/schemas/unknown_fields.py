@@ -39,6 +39,13 @@ class FieldNotes(msgspec.Struct):
     """The fields without effect, as they can be told."""
     names: dict[str, str] = {}
     """Fields of ours, and the other names under which the client has sent them."""
+    paths: dict[str, str] = {}
+    """Fields that the client has sent in an object, and their paths."""
+
+    @property
+    def client_names(self) -> dict[str, str]:
+        """Fields of ours, and what the client calls those that it calls otherwise."""
+        return {**self.paths, **{ours: self.paths.get(theirs, theirs) for ours, theirs in self.names.items()}}
 
     @property
     def warning(self) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from server.errors import BadRequest
 from server.schemas.body import UNSUPPORTED, Flag, ForeignField
+from server.schemas.unknown_fields import FieldNotes
 from server.schemas.vendor_bodies.llama_cpp import PlainCompletion
 
 
@@ -37,7 +38,7 @@ class GenerateRequest(PlainCompletion):
 
     @model_validator(mode="before")
     @classmethod
-    def read_theirs(cls, body: object) -> object:
+    def read_theirs(cls, body: object, info: ValidationInfo) -> object:
         """The body with the parameters of sampling beside the other fields."""
         if not isinstance(body, dict):
             return body
@@ -49,4 +50,6 @@ class GenerateRequest(PlainCompletion):
         ids = body.get("input_ids") or [0]
         is_list = isinstance(body.get("text"), list) or (isinstance(ids, list) and isinstance(ids[0], list))
         rest = {name: value for name, value in body.items() if name != "sampling_params"}
+        if isinstance(notes := info.context, FieldNotes):
+            notes.paths |= {name: f"sampling_params.{name}" for name in params}
         return {**rest, **params, **({"is_batch": True} if is_list else {})}

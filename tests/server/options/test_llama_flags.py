@@ -31,7 +31,7 @@ def test_flags_that_change_nothing_are_named() -> None:
         ("-md b.gguf", "--spec-model"),
         ("-tpx 2", "there is no option -tpx; did you mean -tp?"),
         ("-nq 2", "there is no option -nq"),
-        ("-q8", "--quantization: '8' is not one of"),
+        ("-q8", "-q: '8' is not one of"),
     ],
 )
 def test_what_is_said_of_others(line: str, told: str) -> None:

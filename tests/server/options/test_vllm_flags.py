@@ -77,6 +77,8 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("-sc none --spec-tokens 4", "the flag for its num_speculative_tokens contradict each other"),
         ("--speculative-model x", "--speculative-model is --spec-model here"),
         ("--num-speculative-tokens 3", "--num-speculative-tokens is --spec-tokens here"),
+        ("--eplb-config {}", "--eplb-config is not supported: experts stay on the ranks"),
+        ("--ignore-unknown-fields", "and --strict-fields refuses them"),
     ],
 )
 def test_refusals_say_what_to_do_instead(line: str, said: str) -> None:
@@ -114,6 +116,24 @@ def test_no_flag_that_is_refused_too_is_offered(flag: str) -> None:
 )
 def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
     assert read(short) == read(long) != read("")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--log-level loud", "--log-level: 'loud' is not one of"),
+        ("--uvicorn-log-level loud", "--uvicorn-log-level: 'loud' is not one of"),
+        ("--log_level", "--log-level needs a value"),
+        ("--device-memory-utilization=7", "--device-memory-utilization: must be at most 1"),
+        ("-tp2.5", "-tp: '2.5' is not a whole number"),
+        ("--task draft", "--task: a draft model answers no requests"),
+        ("--task draft --tasks draft", "--tasks: a draft model answers no requests"),
+    ],
+)
+def test_errors_name_flags_as_they_were_typed(line: str, said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        read(line)
+    assert str(refused.value).startswith(said)
 
 
 @pytest.mark.parametrize(
