@@ -41,6 +41,7 @@ INT64 = 1 << 63
 _ABOVE_ZERO = math.ulp(0.0)
 """The least number above zero."""
 _FINITE = (-sys.float_info.max, sys.float_info.max, "a finite number")
+_SIGMAS = "non-negative, or -1 (off)"
 _PENALTY = (-2, 2, "in [-2, 2]")
 _NUMBERS: dict[str, tuple[float, tuple[tuple[float, float, str], ...]]] = {
     "temperature": (1.0, (_FINITE, (0, math.inf, "non-negative"), (-math.inf, 2, "in [0, 2]"))),
@@ -49,6 +50,8 @@ _NUMBERS: dict[str, tuple[float, tuple[tuple[float, float, str], ...]]] = {
     "top_p": (1.0, ((_ABOVE_ZERO, 1, "in (0, 1]"),)),
     "top_k": (0, ((-1, math.inf, "0 (disable), or at least 1"),)),
     "min_p": (0.0, ((0, 1, "in [0, 1]"),)),
+    "typical_p": (1.0, ((_ABOVE_ZERO, 1, "in (0, 1]"),)),
+    "top_n_sigma": (0.0, (_FINITE, (-1, math.inf, _SIGMAS))),
     "presence_penalty": (0.0, (_PENALTY,)),
     "frequency_penalty": (0.0, (_PENALTY,)),
     "repetition_penalty": (
@@ -175,7 +178,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             self._check_stops(facts)
         if self.repetition_detection is not None:
             self.repetition_detection.check()
-        temperature, top_k = numbers["temperature"], int(numbers["top_k"])
+        temperature, top_k, sigmas = numbers["temperature"], int(numbers["top_k"]), numbers["top_n_sigma"]
+        if -1 < sigmas < 0:
+            raise invalid("top_n_sigma", f"top_n_sigma must be {_SIGMAS}, got {sigmas}.", sigmas)
         greedy, max_tokens = temperature < GREEDY_BELOW, self._max_tokens(facts, prompt_len)
         self._check_min_tokens(max_tokens)
         ends = () if self.ignore_eos else facts.eos_token_ids
@@ -193,6 +198,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             top_p=1.0 if greedy else numbers["top_p"],
             top_k=0 if greedy or top_k == -1 or top_k >= facts.vocab_size else top_k,
             min_p=0.0 if greedy else numbers["min_p"],
+            typical_p=1.0 if greedy else numbers["typical_p"],
+            top_n_sigma=0.0 if greedy or sigmas == -1 else sigmas,
             presence_penalty=numbers["presence_penalty"],
             frequency_penalty=numbers["frequency_penalty"],
             repetition_penalty=numbers["repetition_penalty"],
@@ -208,22 +215,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             prompt_logprobs=of_prompt and check_logprobs("prompt_logprobs", "prompt", of_prompt, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )
-        if self.typical_p is not None or self.top_n_sigma is not None:
-            filtered = self._filtered(template)
-            template = template if greedy else filtered
         return [template] if self.n == 1 else self._choices(template)
-
-    def _filtered(self, template: Sampling) -> Sampling:
-        """The same with the filters that few requests have."""
-        typical = 1.0 if self.typical_p is None else self.typical_p
-        sigmas = 0.0 if self.top_n_sigma is None else self.top_n_sigma
-        if not 0 < typical <= 1:
-            raise invalid("typical_p", f"typical_p must be in (0, 1], got {typical}.", typical)
-        if not (0 <= sigmas < math.inf or sigmas == -1):
-            raise invalid(
-                "top_n_sigma", f"top_n_sigma must be non-negative, or -1 (off), got {sigmas}.", sigmas
-            )
-        return msgspec.structs.replace(template, typical_p=typical, top_n_sigma=max(sigmas, 0.0))
 
     def _choices(self, first: Sampling) -> list[Sampling]:
         """Each of the n choices, of which the first is given, with a seed of its own."""
@@ -231,9 +223,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _numbers(self, facts: Facts) -> dict[str, float]:
         """The parameters that are numbers, as asked for or by default, each within its range."""
-        found: dict[str, float] = {}
+        found, defaults = dict[str, float](), facts.defaults
         for (name, (neutral, ranges)), asked in zip(_NUMBERS.items(), _asked_numbers(self), strict=True):
-            value = facts.defaults.get(name, neutral) if asked is None else asked
+            default = defaults[name] if name in defaults else neutral
+            value = default if asked is None else asked
             for least, most, words in ranges:
                 if not least <= value <= most:
                     raise invalid(name, f"{name} must be {words}, got {value}.", value)
