@@ -64,6 +64,7 @@ _NUMBERS: dict[str, tuple[float, tuple[tuple[float, float, str], ...]]] = {
     ),
 }
 """The neutral value of each parameter that is a number, and its ranges with the words for them."""
+_NEUTRAL = {name: neutral for name, (neutral, _) in _NUMBERS.items()}
 _asked_numbers = attrgetter(*_NUMBERS)
 _unsupported = attrgetter(*UnsupportedSampling.__struct_fields__)
 _NOTHING = (None,) * len(UnsupportedSampling.__struct_fields__)
@@ -223,10 +224,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _numbers(self, facts: Facts) -> dict[str, float]:
         """The parameters that are numbers, as asked for or by default, each within its range."""
-        found, defaults = dict[str, float](), facts.defaults
-        for (name, (neutral, ranges)), asked in zip(_NUMBERS.items(), _asked_numbers(self), strict=True):
-            default = defaults[name] if name in defaults else neutral
-            value = default if asked is None else asked
+        found, defaults = dict[str, float](), {**_NEUTRAL, **facts.defaults}
+        for (name, (_, ranges)), asked in zip(_NUMBERS.items(), _asked_numbers(self), strict=True):
+            value = defaults[name] if asked is None else asked
             for least, most, words in ranges:
                 if not least <= value <= most:
                     raise invalid(name, f"{name} must be {words}, got {value}.", value)
