@@ -44,6 +44,9 @@ ENGINE_SECONDS = 3.0
 USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
 
   facet serve [MODEL...]          serve models over HTTP; without a name, the built-in demo model
+  facet run MODEL                 serve a model for one conversation in this terminal
+  facet pull MODEL                download a model
+  facet list                      list the models that were downloaded, and those of a server that runs
   facet keys add|list|remove      edit the file of API keys
 
 With a server that runs:
@@ -57,7 +60,7 @@ With a server that runs:
 On this machine:
   facet doctor                    what it has and lacks for serving models
   facet collect-env               the same with versions, for a bug report
-  facet --version
+  facet version
 """
 
 BENCH_USAGE = """usage: {command} serve [options]    load on a server that runs
@@ -67,6 +70,9 @@ BENCH_USAGE = """usage: {command} serve [options]    load on a server that runs
 _log = logging.getLogger(__name__)
 
 TERMINAL = {
+    "run": "server.terminal.chat",
+    "pull": "server.terminal.hub_cache",
+    "list": "server.terminal.hub_cache",
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
     "models": "server.terminal.models",
@@ -116,14 +122,14 @@ def _command(words: Sequence[str]) -> int:
             return _bench(arguments, "facet bench")
         case [name, *arguments] if name in TERMINAL:
             return _call(TERMINAL[name], arguments, f"facet {name}")
-        case ["--version" | "-V"]:
+        case ["version" | "--version" | "-V"]:
             _print_version()
             return 0
         case ["--help" | "-h" | "help"]:
             print(USAGE, end="")
             return 0
         case [name, *_]:
-            near = difflib.get_close_matches(name, ("serve", "bench", *TERMINAL), n=1)
+            near = difflib.get_close_matches(name, ("serve", "bench", "version", *TERMINAL), n=1)
             meant = f"did you mean {near[0]}?" if near else "facet --help lists all"
             return _fail(f"there is no command {name}; {meant}", BAD_USAGE)
         case _:

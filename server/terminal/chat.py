@@ -1,4 +1,4 @@
-"""`facet chat` and `facet complete`, as vLLM has them: streamed, on a terminal or in a pipe."""
+"""`facet chat`, `complete` and `run`: answers that are streamed to a terminal or a pipe, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from server.options.option_parsing import OptionError
+from server.options.parse_server_options import client_key_of_environment
 from server.terminal.console import CommandError, Screen, parser_of
+from server.terminal.own_server import own_server
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 
 HELP = '''/system TEXT     begin anew with this system prompt; without a text, with none
@@ -36,30 +38,69 @@ _KINDS = {"image": "picture", "video": "video", "audio": "sound"}
 
 
 def run(arguments: Sequence[str], command: str) -> int:
-    """Runs `facet chat`, or `facet complete` if that is the command's name."""
-    is_chat = command.endswith("chat")
-    given = _parser(command, is_chat=is_chat).parse_args(arguments)
-    asked = {"max_tokens": given.max_tokens, "temperature": given.temperature}
-    fields = {name: value for name, value in asked.items() if value is not None}
+    """Runs `facet chat`, `facet complete` or `facet run`: that is the command's last word."""
+    name = command.split()[-1]
+    if name == "run":
+        return _serve_and_chat(arguments, command)
+    given = _parser(command, is_chat=name == "chat").parse_args(arguments)
     with client_of(given) as server:
-        screen, model = Screen(), model_of(server, given, "generate")
-        if is_chat:
-            chat = Chat(server, screen, model, given.system_prompt)
-            chat.fields.update(fields)
-            for kind in _KINDS:
-                for path in getattr(given, kind):
-                    chat.attach(path, kind)
-            answer, converse = chat.say, chat.converse
-        else:
-            answer = partial(_complete, server, screen, {"model": model, **fields, **_STREAMED})
-            converse = partial(_complete_typed, screen, model, answer)
-        if given.quick is not None:
-            answer(given.quick)
-        elif not sys.stdin.isatty():
-            answer(_piped_text())
-        else:
-            converse()
+        (_talk if name == "chat" else _continue)(server, given)
     return 0
+
+
+def _serve_and_chat(arguments: Sequence[str], command: str) -> int:
+    """Starts a server for a conversation, and ends it with that."""
+    parser = parser_of(
+        command,
+        "Serve a model for one conversation, with options of `facet chat` and of `facet serve`. The server "
+        "ends with the chat; until then, programs on this machine can use it, too.",
+        "MODEL [options of chat and of serve]",
+    )
+    _add_chat_flags(parser)
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="Default: one that is free.")
+    given, serve_options = parser.parse_known_args(arguments)
+    given.model = None
+    with (
+        own_server(serve_options, given.port) as own,
+        ServerClient(own.url, client_key_of_environment()) as server,
+    ):
+        own.wait_until_ready()
+        Screen().remark(f"the page of this server, while the chat lasts: {own.url}")
+        _talk(server, given)
+    return 0
+
+
+def _talk(server: ServerClient, given: argparse.Namespace) -> None:
+    chat = Chat(server, Screen(), model_of(server, given, "generate"), given.system_prompt)
+    chat.fields.update(_given_fields(given))
+    for kind in _KINDS:
+        for path in getattr(given, kind):
+            chat.attach(path, kind)
+    _answer_given(given, chat.say, chat.converse)
+
+
+def _continue(server: ServerClient, given: argparse.Namespace) -> None:
+    screen, model = Screen(), model_of(server, given, "generate")
+    body = {"model": model, **_given_fields(given), **_STREAMED}
+    complete = partial(_complete, server, screen, body)
+    _answer_given(given, complete, partial(_complete_typed, screen, model, complete))
+
+
+def _given_fields(given: argparse.Namespace) -> dict[str, Any]:
+    asked = {"max_tokens": given.max_tokens, "temperature": given.temperature}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _answer_given(
+    given: argparse.Namespace, answer: Callable[[str], None], converse: Callable[[], None]
+) -> None:
+    """Answers the text of --quick or of a pipe, or those that are typed."""
+    if given.quick is not None:
+        answer(given.quick)
+    elif not sys.stdin.isatty():
+        answer(_piped_text())
+    else:
+        converse()
 
 
 def _piped_text() -> str:
@@ -224,23 +265,30 @@ class Chat:
 
 
 def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
-    if is_chat:
-        does = "Talk to a model: --quick's message, that of a pipe, or those that are typed."
-        quick, longest = "Send this message, and end.", "Longest answer."
-    else:
+    does = "Talk to a model: --quick's message, that of a pipe, or those that are typed."
+    if not is_chat:
         does = "Go on with a text: --quick's, that of a pipe, or those that are typed."
-        quick, longest = "Complete this, and end.", "Default: the server's, 16."
     parser = parser_of(command, does)
     add_server_flags(parser)
     if is_chat:
-        parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
-        for kind, name in _KINDS.items():
-            about = f"A {name} for the first message; several times for several."
-            parser.add_argument(f"--{kind}", action="append", default=[], metavar="PATH", help=about)
+        _add_chat_flags(parser)
+    else:
+        _add_answer_flags(parser, "Complete this, and end.", "Default: the server's, 16.")
+    return parser
+
+
+def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
+    for kind, name in _KINDS.items():
+        about = f"A {name} for the first message; several times for several."
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="PATH", help=about)
+    _add_answer_flags(parser, "Send this message, and end.", "Longest answer.")
+
+
+def _add_answer_flags(parser: argparse.ArgumentParser, quick: str, longest: str) -> None:
     parser.add_argument("-q", "--quick", metavar="TEXT", help=quick)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     parser.add_argument("--temperature", type=float, metavar="X", help="Default: the server's.")
-    return parser
 
 
 def file_url(path: str, max_bytes: int | None = None) -> str:
@@ -269,6 +317,9 @@ def typed_messages(read: Callable[[str], str] = input) -> Iterator[str]:
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            print("\nCtrl-D leaves")
+            continue
         if message.strip():
             yield message
 

@@ -63,6 +63,10 @@ class Screen:
         out.flush()
 
 
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table of texts, whose columns are as wide as their widest cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,17 +1,17 @@
-"""A server that a command starts for itself, at a Unix socket, and ends when it needs it no more."""
+"""A server that a command starts for itself, at a Unix socket or a port of this machine, and then ends."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 from server.terminal.progress_bar import ProgressDisplay
@@ -20,6 +20,7 @@ from worker.logs import last_error
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1
+_LOOPBACK = "127.0.0.1"
 
 
 class OwnServer:
@@ -54,24 +55,36 @@ class OwnServer:
 
 
 @contextmanager
-def own_server(serve_options: Sequence[str]) -> Iterator[OwnServer]:
-    """Starts `serve` with these options, and ends it with the block."""
+def own_server(serve_options: Sequence[str], port: int | None = None) -> Iterator[OwnServer]:
+    """Starts `serve` with these options, and ends it with the block.
+
+    It listens at a Unix socket, or at a port of this machine: 0 stands for any that is free.
+    """
     with tempfile.TemporaryDirectory(prefix="facet-") as folder, tempfile.TemporaryFile("w+") as log:
-        path = Path(folder) / "socket"
+        url = f"unix:{folder}/socket" if port is None else f"http://{_LOOPBACK}:{port or _free_port()}"
+        place = (
+            ["--uds", url[5:]] if port is None else ["--host", _LOOPBACK, "--port", url.rpartition(":")[2]]
+        )
         command = [sys.executable, "-P", "-m", "server.main", *serve_options]
         process = subprocess.Popen(
-            [*command, "--uds", str(path), "--disable-uvicorn-access-log"],
+            [*command, *place, "--disable-uvicorn-access-log"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             preexec_fn=_end_with_parent,
+            process_group=0,  # Ctrl-C is the command's matter: in a chat it stops an answer
         )
         try:
-            with ServerClient(f"unix:{path}") as client:
+            with ServerClient(url) as client:
                 yield OwnServer(client, process, log)
         finally:
             process.terminate()
             process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server((_LOOPBACK, 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def _end_with_parent() -> None:
