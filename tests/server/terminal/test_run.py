@@ -5,8 +5,10 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fcntl import ioctl
 
 import pytest
 
@@ -47,7 +49,12 @@ def test_options_of_the_chat_are_kept_and_others_go_to_the_server(
 def test_ctrl_c_leaves_the_server_and_the_end_of_the_chat_ends_it() -> None:
     screen, terminal = pty.openpty()
     with subprocess.Popen(
-        [*COMMAND, *SMALL], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        [*COMMAND, *SMALL],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # or Ctrl-C would be no signal
     ) as process:
         os.close(terminal)
         shown = until(screen, "> ")
