@@ -165,16 +165,25 @@ class AnswerReader:
 
     def _think(self) -> Parse[None]:
         """Read reasoning up to its end. A call ends it too, even without its marker."""
-        self._text.skip_space()
-        self._reasoning.skip_space()
+        in_text = self._thinking.in_text
+        segment = self._text if in_text else self._reasoning
+        if in_text:
+            segment.push(self._thinking.opens[0])
+        else:
+            self._text.skip_space()
+            segment.skip_space()
         begin = self._unread.place
         self._thoughts.append(slice(begin, None))
         while True:
-            closer = yield from self._unread.pass_until(self._thinking_ends, self._reasoning.push)
+            closer = yield from self._unread.pass_until(self._thinking_ends, segment.push)
             if closer is None:
                 return
             end = self._unread.place - len(closer)
-            if closer in self._thinking.closes or (yield from self._call(closer, self._reasoning)):
+            if closer in self._thinking.closes:
+                if in_text:
+                    segment.push(closer)
+                break
+            if (yield from self._call(closer, segment)):
                 break
         self._thoughts[-1] = slice(begin, end)
         self._reasoning.skip_space()

@@ -45,6 +45,8 @@ class ThinkingMarkers:
     """What stands before the text of an answer, if that is held to a form."""
     always_closes: bool = False
     """Whether the model never forgets `closes`, so that what looks like a call before is reasoning."""
+    in_text: bool = False
+    """Whether reasoning stays in the text of an answer, with its markers."""
     told_by: tuple[str, ...] = ()
     """The literals by which it is recognized, if `closes` stand for other things in other families."""
 

@@ -291,6 +291,7 @@ DIALECTS = (
 
 DIALECTS_BY_NAME = {each.name: each for each in DIALECTS}
 ALIASES = {
+    "cohere_command4": "cohere_command3",
     "qwen3_xml": "qwen3_coder",
     "granite4": "hermes",
     "glm47": "glm45",
@@ -315,6 +316,14 @@ THINKING = (
     ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
     ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
     ThinkingMarkers("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    ThinkingMarkers(
+        "cohere_command4",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        hides=("<|START_TEXT|>", "<|END_TEXT|>"),
+        answers="<|START_TEXT|>",
+        told_by=("<|START_TEXT|>",),
+    ),
     ThinkingMarkers("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
     ThinkingMarkers(
         "openai_gptoss",
@@ -347,6 +356,7 @@ _LIKE_THINK = (
 THINKING_BY_NAME = {
     **{each.name: each for each in THINKING},
     **dict.fromkeys(_LIKE_THINK.split(), THINKING[0]),
+    "minimax_m2_append_think": replace(THINKING[0], name="minimax_m2_append_think", in_text=True),
 }
 """The markers under the peers' names, many of which stand for the same."""
 

@@ -13,7 +13,12 @@ from untimed import untimed
 
 from server.output_parsing.answer_format import format_with
 from server.output_parsing.answer_reader import AnswerReader, CustomToolInput
-from server.output_parsing.tool_call_dialects import DIALECTS_BY_NAME, THINKING, THINKING_BY_NAME
+from server.output_parsing.tool_call_dialects import (
+    DIALECTS_BY_NAME,
+    THINKING,
+    THINKING_BY_NAME,
+    dialect_named,
+)
 
 HERMES, THINK = DIALECTS_BY_NAME["hermes"], THINKING[0]
 STOP = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
@@ -49,6 +54,25 @@ def test_reasoning_and_text(text: str, reasoning: str, shown: str, seed: int) ->
 def test_a_prompt_may_have_opened_the_reasoning() -> None:
     found = answer("so\n</think>\n\nyes", is_thinking=True)
     assert (found.reasoning, found.text) == ("so", "yes")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reasoning_may_stay_in_the_text_with_its_markers(seed: int) -> None:
+    for is_thinking, text in ((True, "so\n</think>\n\n4"), (False, "<think>so\n</think>\n\n4"), (True, "so")):
+        markers = THINKING_BY_NAME["minimax_m2_append_think"]
+        reader = AnswerReader(DIALECTS_BY_NAME["minimax_m2"], markers, tools=TOOLS, is_thinking=is_thinking)
+        found = read(reader, text, random.Random(seed))
+        assert (found.reasoning, found.text) == ("", "<think>" + text.removeprefix("<think>"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cohere_answers_in_a_text_or_calls(seed: int) -> None:
+    call = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "stop", "parameters": {}}]<|END_ACTION|>'
+    for answer, text in ((call, ""), ("<|START_TEXT|>Four.<|END_TEXT|>", "Four.")):
+        dialect, markers = dialect_named("cohere_command4"), THINKING_BY_NAME["cohere_command4"]
+        reader = AnswerReader(dialect, markers, tools=TOOLS, is_thinking=True)
+        found = read(reader, f"so<|END_THINKING|>{answer}", random.Random(seed))
+        assert (found.reasoning, found.text, len(found.calls)) == ("so", text, int(not text))
 
 
 def test_a_call_ends_the_reasoning_without_its_marker() -> None:
