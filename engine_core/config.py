@@ -72,38 +72,38 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: Annotated[str | None, OptionDoc(MODEL)] = None
     """Branch, tag or commit of the model on the hub."""
     download_dir: Annotated[str | None, OptionDoc(MODEL)] = None
-    """Where downloads are kept, in place of the hub's usual cache."""
+    """Folder for downloads, instead of the hub's usual cache."""
     quant: Annotated[str | None, OptionDoc(MODEL)] = None
     """The GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id may
     have it behind a colon."""
     hf_config_path: Annotated[str | None, OptionDoc(MODEL)] = None
     """Folder or hub id whose config.json counts in place of what a GGUF file says."""
     hf_overrides: Annotated[dict[str, object], OptionDoc(MODEL)] = {}
-    """Values to put over those of the model's config.json."""
+    """Values that replace those of the model's config.json."""
     runner: Annotated[str, OptionDoc(MODEL, ("auto", "generate", "pooling"), read=_runner)] = "auto"
     """What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the
     checkpoint. A model that generates also pools, with the same weights."""
     convert: Annotated[str, OptionDoc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
-    """What to make of a model that was trained for something else; auto goes by the checkpoint."""
+    """Serve a model as another kind than it was trained for, such as embed; auto goes by the checkpoint."""
     tasks: Annotated[list[str], OptionDoc(MODEL, TASKS, short="--task", others=_is_old_task)] = []
-    """What to offer, if not all that the model does: generate, transcription, embed, token_embed, classify,
-    token_classify, sparse_embed, ner. Commas may divide them."""
+    """Tasks to offer, instead of all that the model does: generate, transcription, embed, token_embed,
+    classify, token_classify, sparse_embed, ner. Commas may separate them."""
     pooler_config: Annotated[dict[str, object], OptionDoc(MODEL)] = {}
-    """How hidden states become vectors and labels, put over what the model's files say: task, pooling_type,
+    """How hidden states become vectors and labels; replaces what the model's files say: task, pooling_type,
     seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, logit_sigma, step_tag_id,
     returned_token_ids, enable_chunked_processing, max_embed_len."""
 
     worker: WorkerOptions = WorkerOptions()
     enable_sleep_mode: Annotated[bool, OptionDoc(MEMORY)] = False
-    """Let administrators give the memory of weights and cache back (POST /sleep) until POST /wake_up."""
+    """Let administrators free the memory of weights and cache (POST /sleep) until POST /wake_up."""
 
     tensor_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-tp")] = 1
     """Workers that share every layer of the model."""
     pipeline_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-pp")] = 1
-    """Runs of layers into which the model is cut, each with workers of its own."""
+    """Pipeline stages: groups of consecutive layers, each with workers of its own."""
     enable_expert_parallel: Annotated[bool, OptionDoc(WORKERS, short="-ep")] = False
-    """Give each worker some experts of a mixture whole, instead of a piece of every expert. With
-    --data-parallel-size, all replicas share one set of experts, and step, end and start together."""
+    """Give each worker some whole experts of a mixture-of-experts model, instead of a slice of every expert.
+    With --data-parallel-size, all replicas share one set of experts, and step, end and start together."""
     expert_placement_strategy: Annotated[str, OptionDoc(WORKERS, ("linear", "round_robin"))] = "linear"
     """The experts of a worker: neighbouring ones (linear), or every n-th of n workers (round_robin)."""
     all2all_backend: Annotated[
@@ -132,42 +132,42 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=0)] = None
     """Tokens of waiting prompts beyond which new requests get 503 and Retry-After (default: 4194304)."""
     enable_prefix_caching: Annotated[bool, OptionDoc(SCHEDULER)] = True
-    """Keep what was computed for prompts that begin alike."""
+    """Prefix caching: reuse what was computed for prompts that begin alike."""
     enable_chunked_prefill: Annotated[bool, OptionDoc(SCHEDULER)] = True
-    """Read long prompts in pieces, between the steps of others."""
+    """Process long prompts in chunks, between the steps of other requests."""
     long_prefill_token_threshold: Annotated[int, OptionDoc(SCHEDULER, least=0)] = 0
-    """Most prompt tokens of one sequence in a step while others run; 0 is no bound."""
+    """Maximum number of prompt tokens of one sequence in a step while others run; 0 is no limit."""
     max_token_gap_ms: Annotated[float | None, OptionDoc(SCHEDULER, least=0)] = None
-    """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
-    planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
-    or four times what the rows that decode take if that is longer, and up to 220 while prompts wait for
-    their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have 512 tokens at most while nobody
+    """Target for the time between two tokens of a stream, in ms: while anyone streams, no step is planned
+    that is expected to take longer, and prompts are processed in smaller chunks. 0 is no limit. Default: on a
+    CPU 50, or four times what the decoding rows take if that is longer, and up to 220 while prompts wait for
+    their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have at most 512 tokens while nobody
     streams, if the model generates."""
     enable_logging_iteration_details: Annotated[bool, OptionDoc(SCHEDULER)] = False
-    """Log of each step what it held, how long it was expected to take, and took."""
+    """Log each step: what it computed, how long it was expected to take, and how long it took."""
     max_num_encoder_input_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
-    """Most embeddings of pictures that are encoded in a step, if it encodes several. Default: as many as the
-    step has tokens."""
+    """Maximum number of embeddings of pictures that are encoded in a step, if it encodes several. Default: as
+    many as the step has tokens."""
     disable_chunked_mm_input: Annotated[bool, OptionDoc(SCHEDULER)] = False
     """Compute all tokens of a picture in one step."""
     mm_processor_cache_gb: Annotated[float, OptionDoc(SCHEDULER, least=0)] = 4.0
-    """Most GiB of prepared items that an API process keeps; 0 keeps none. An engine takes as many of live
-    requests, but 1 at least: new ones beyond get 503."""
+    """Maximum GiB of prepared items that an API process caches; 0 caches none. An engine holds as much for
+    running requests, but at least 1: requests beyond that get 503."""
     scheduling_policy: Annotated[str, OptionDoc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
     """Order of requests."""
     engine_ready_timeout: Annotated[
         float, OptionDoc(SCHEDULER, least=1, short="--engine-ready-timeout-s")
     ] = 600.0
-    """Seconds after which a start is given up that shows no progress: no bytes come, no weights are loaded,
-    nothing is heard of other machines. The server ends then, and says which engine did not come up; a machine
-    with --headless waits for its server without an end."""
+    """Seconds without progress after which a start is given up: no bytes arrive, no weights are loaded,
+    nothing is heard of other machines. The server then ends, and says which engine did not come up; a machine
+    with --headless waits for its server without limit."""
     steps_ahead: Annotated[int | None, OptionDoc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""
     speculative_config: Annotated[dict[str, object] | None, OptionDoc(SCHEDULER, short="-sc")] = {}
-    """Guess tokens of answers and compute several in a step, where that is faster: {"method": "ngram"} is the
-    default, others are "suffix", "draft_model" (docs/speculation.md). Answers stay the same to the bit.
-    none guesses nothing."""
+    """Speculative decoding, where it is faster: tokens are proposed, and several verified in one step.
+    {"method": "ngram"} is the default, others are "suffix", "draft_model" (docs/speculation.md). Answers stay
+    the same to the bit. none turns it off."""
 
     @property
     def ranks(self) -> int:

@@ -230,8 +230,8 @@ def _cache(facts: WorkerFacts) -> str:
     requests = tokens / facts.max_model_len
     each = _size(facts.kv_bytes // max(1, tokens))
     return (
-        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of the "
-        f"full {facts.max_model_len})"
+        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of "
+        f"the full context length {facts.max_model_len})"
     )
 
 

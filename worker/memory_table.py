@@ -74,7 +74,7 @@ def divide_memory(loaded: Loaded, hooks: Hooks, limits: WorkerLimits, weights: l
     cache = _make_cache(loaded, hooks, limits, layout, budget(limits))
     limits = replace(limits, max_model_len=cache.size.max_model_len)
     step = step_bytes(limits)
-    table |= {"KV cache": cache.size.num_blocks * cache.size.block_bytes, "a step, at most": step}
+    table |= {"KV cache": cache.size.num_blocks * cache.size.block_bytes, "step buffers, up to": step}
     if loaded.config.place.rank == 0:
         sizes = [f"{name} {_size(nbytes)}" for name, nbytes in table.items() if nbytes]
         logger.info("memory: %s", "; ".join(sizes))

@@ -108,10 +108,11 @@ class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_lora: Annotated[bool, OptionDoc(ADAPTERS)] = False
     """Let requests name adapters of the model; --lora-modules says so, too."""
     max_loras: Annotated[int | None, OptionDoc(ADAPTERS, least=1, most=1024)] = None
-    """Most different adapters in a step. Default: 8, or --max-cpu-loras if that is less; vLLM's is 1."""
+    """Maximum number of different adapters in a step. Default: 8, or --max-cpu-loras if that is less; vLLM's
+    is 1."""
     max_cpu_loras: Annotated[int | None, OptionDoc(ADAPTERS, least=1, most=65536)] = None
-    """Most adapters that a worker holds; others are loaded again when they are asked for. Default: 32, or
-    --max-loras if that is more."""
+    """Maximum number of adapters that a worker holds; others are loaded again when they are requested.
+    Default: 32, or --max-loras if that is more."""
     max_lora_rank: Annotated[int, OptionDoc(ADAPTERS, least=1, most=65536)] = 16
     """Largest rank of an adapter. None takes more memory than its own rank needs."""
     lora_dtype: Annotated[
@@ -190,20 +191,20 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             short="-q",
         ),
     ] = None
-    """What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 weights, or
-    int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 bits; on CUDA: fp8
-    weights, of plain ones. The other names are methods of checkpoints that are quantized already, which are
-    found without this option: they check that it is so."""
+    """Quantize the weights of linear layers while loading. On the CPU: int8 or int4 weights, or int8 weights
+    and activations (int8-dynamic), of checkpoints that are not quantized or have 8 bits; on CUDA: fp8
+    weights, of checkpoints that are not quantized. The other names are methods of checkpoints that are
+    quantized already, which are detected without this option: giving one only checks it."""
     quantized_inputs: Annotated[str, OptionDoc(MODEL, ("auto", "8", "16"))] = "auto"
     """Bits to which inputs of a quantized checkpoint's matrices are rounded on the CPU; auto: 8 for GGUF
     files, as llama.cpp does, unless the dtype is float32; for others what they say, or 16."""
     language_model_only: Annotated[bool, OptionDoc(MODEL)] = False
-    """Serve the text of a model of text and pictures alone: its tower is not loaded."""
+    """Serve a model of text and pictures as a text model, without loading its vision tower."""
     enable_prompt_embeds: Annotated[bool, OptionDoc(MODEL)] = False
-    """Take embeddings in place of a prompt's tokens (`prompt_embeds` of completions, chats and programs)."""
+    """Accept embeddings instead of a prompt's tokens (`prompt_embeds` of completions, chats and programs)."""
     max_model_len: Annotated[int | None, OptionDoc(MODEL, least=1, read=_max_model_len)] = None
-    """Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and the
-    memory allow."""
+    """Context length, prompt and output together, in tokens; 32k and 1M work. Not given, -1 or auto: what the
+    model and the memory allow."""
     seed: Annotated[int, OptionDoc(MODEL)] = 0
     """Seed of everything random at start, such as dummy weights."""
 
@@ -219,7 +220,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     or container's memory for weights and KV cache, up to what is available; default there: a cache of 40 % of
     what is available, 4G at most."""
     kv_cache_memory_bytes: Annotated[int | None, OptionDoc(MEMORY, least=1, read=size)] = None
-    """Size of the KV cache, in place of a share; 4G and 800m work."""
+    """Size of the KV cache, instead of a share of the memory; 4G and 800m work."""
     disable_hybrid_kv_cache_manager: Annotated[bool, OptionDoc(MEMORY)] = False
     """Keep the keys and values of layers with a window as long as those of all others."""
     enforce_eager: Annotated[bool, OptionDoc(MEMORY)] = False
@@ -243,28 +244,28 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
     kv_offloading_size: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
-    """GiB of the host's pinned memory, for all workers of a replica together, in which blocks of the KV cache
-    are kept that a card is about to forget, so that prompts find them again; with --kv-cache-dir those that
+    """GiB of the host's pinned memory, for all workers of a replica together, in which blocks that are
+    evicted from a card's KV cache are kept, so that prompts find them again; with --kv-cache-dir those that
     were written last. On CUDA. Default with --kv-cache-dir: 4."""
     kv_cache_dir: Annotated[str | None, OptionDoc(MEMORY)] = None
     """A folder in which blocks of the KV cache are kept, so that prompts which were read once are not read
     again after a restart, or when memory was needed for others."""
     kv_cache_disk_gib: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
-    """Most GiB of files there; those that were used longest ago give way. Default: 10."""
+    """Maximum GiB of files there; the least recently used are deleted first. Default: 10."""
     num_gpu_blocks_override: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None
-    """Blocks of the KV cache, in place of what fits."""
+    """Number of blocks of the KV cache, instead of as many as fit."""
     mm_encoder_cache_gb: Annotated[float | None, OptionDoc(MEMORY, least=0)] = None
     """GiB of embeddings of pictures that each worker of the first stage keeps for later requests, beyond
     those that a step may need; 0: none. Default: an eighth of the memory for caches, 4 at most; none for
     models without a KV cache."""
     state_snapshots: Annotated[int | None, OptionDoc(MEMORY, least=0)] = None
-    """States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are not
-    cached; default: what a quarter of the memory for caches holds."""
+    """Number of states of hybrid models that are kept for prefix caching; 0: their prefixes are not cached;
+    default: what a quarter of the memory for caches holds."""
 
     max_num_seqs: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
-    """Most sequences in a step; default: from the device."""
+    """Maximum number of sequences in a step; default: by device."""
     max_num_batched_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None
-    """Most tokens in a step; default: from the device."""
+    """Maximum number of tokens in a step; default: by device."""
 
     lora: LoraOptions = LoraOptions()
 

@@ -27,14 +27,14 @@ class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ciphers: Annotated[str | None, OptionDoc(HTTP)] = None
     """Ciphers for TLS up to 1.2, as OpenSSL writes them. TLS 1.3 has its own."""
     enable_ssl_refresh: Annotated[bool, OptionDoc(HTTP)] = False
-    """Use the files of key, certificate and authorities anew when they change, for new connections. Without
-    it SIGHUP does so."""
+    """Reload the files of key, certificate and authorities when they change, for new connections. Without it,
+    SIGHUP does so."""
     timeout_keep_alive: Annotated[float, OptionDoc(HTTP, least=0)] = 5.0
     """Seconds from an answer to the next request on a connection, after which it is closed."""
     h11_max_incomplete_event_size: Annotated[int, OptionDoc(HTTP, least=1024, most=16 << 20)] = 64 << 10
-    """Most bytes of a request's first line and headers together. Unlike vLLM's, not 4 MiB by default."""
+    """Maximum bytes of a request's first line and headers together. Unlike vLLM's, not 4 MiB by default."""
     h11_max_header_count: Annotated[int, OptionDoc(HTTP, least=8, most=10_000)] = 100
-    """Most headers of a request. Unlike vLLM's, not 256 by default."""
+    """Maximum number of headers of a request. Unlike vLLM's, not 256 by default."""
 
     @property
     def client_certificates(self) -> int:

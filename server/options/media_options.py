@@ -22,8 +22,9 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the media that requests may bring: numbers, sizes and sources."""
 
     limit_mm_per_prompt: Annotated[dict[str, object], OptionDoc(MEDIA)] = {}
-    """Most items of each kind in a prompt, such as {"image": 4, "video": {"count": 1, "num_frames": 32}}; 0
-    refuses a kind. Default: 16 of each, and as many frames as the model's settings say."""
+    """Maximum number of items of each kind in a prompt, such as {"image": 4, "video": {"count": 1,
+    "num_frames": 32}}; 0 refuses a kind. Default: 16 of each, and as many frames as the model's settings
+    say."""
     allowed_local_media_path: Annotated[str | None, OptionDoc(MEDIA)] = None
     """A folder whose files requests may name by file:// URLs. Unlike vLLM's, links out of it are not
     followed."""
@@ -31,16 +32,16 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The only hosts from which media are fetched, at private addresses too. Default: all hosts at public
     addresses, and no others, unlike vLLM's."""
     max_media_mb: Annotated[int, OptionDoc(MEDIA, least=1, most=1024)] = 64
-    """Most MiB of a file, of all media of a request, and by which a body with media may be longer than
-    another one."""
+    """Maximum MiB of a file and of all media of a request. A body with media may be larger than others by as
+    much."""
     media_seconds: Annotated[float, OptionDoc(MEDIA, least=0.1)] = 30.0
-    """Seconds in which a file must be fetched, and an item be prepared."""
+    """Seconds in which a file must be fetched and an item prepared."""
     max_audio_mb: Annotated[int, OptionDoc(MEDIA, least=1, most=1024)] = 100
-    """Most MiB of a recording that is transcribed."""
+    """Maximum MiB of a recording that is transcribed."""
     max_audio_seconds: Annotated[float, OptionDoc(MEDIA, least=1, most=86400)] = 7200.0
-    """Most seconds of a recording that is transcribed, and of a sound in a chat."""
+    """Maximum seconds of a recording that is transcribed, and of a sound in a chat."""
     mm_processor_kwargs: Annotated[dict[str, object], OptionDoc(MEDIA)] = {}
-    """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
+    """Settings of the model's processor that replace those of its files, such as {"max_pixels": 1003520}."""
     media_io_kwargs: Annotated[dict[str, object], OptionDoc(MEDIA)] = {}
     """How files are read, for each kind: {"image": {"rgba_background_color": [0, 0, 0]}} for what is
     transparent (default: white), {"video": {"num_frames": 32, "fps": 2}} for the frames that are taken (-1:
@@ -48,7 +49,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_mm_kwargs: Annotated[bool, OptionDoc(MEDIA)] = False
     """Let requests have such settings themselves, as mm_processor_kwargs and media_io_kwargs."""
     enable_mm_embeds: Annotated[bool, OptionDoc(MEDIA)] = False
-    """Take pictures as the embeddings that clients have computed of them (parts of the type image_embeds)."""
+    """Accept pictures as embeddings that clients have computed (parts of the type image_embeds)."""
     mm_processor_workers: Annotated[int | None, OptionDoc(MEDIA, least=1, most=64)] = None
     """Processes that decode and prepare media, started when they are needed. Default: half the cores, 4 at
     most."""

@@ -31,7 +31,7 @@ class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the least and the greatest of each number of vectors, for the types int8 and uint8: .npy,
     or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
     default_prompt_name: Annotated[str | None, OptionDoc(MODEL)] = None
-    """The prompt that is written before texts to embed where a request names none."""
+    """The prompt to put before texts to embed if a request names none."""
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of files, batches, and responses that are kept or computed later, which this server alone uses
     (docs/batches.md). What is in it survives restarts. Default: a temporary one that ends with the server."""
     batch_gib: Annotated[float | None, OptionDoc(HTTP, least=0.001)] = None
-    """Most GiB of files, batches and responses. Default: 10 with --batch-dir, and 1 without."""
+    """Maximum GiB of files, batches and responses. Default: 10 with --batch-dir, and 1 without."""
 
     response_store: Annotated[float | None, OptionDoc(HTTP, least=1, most=31_536_000)] = None
     """Seconds for which responses of /v1/responses are kept, unless a request has `store: false`: so long
@@ -83,8 +83,8 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of keys, quotas, and shares of clients."""
 
     api_key: Annotated[list[str], OptionDoc(ACCESS)] = []
-    """Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other users of
-    the machine see the command line: better put one into the variable FACET_API_KEY."""
+    """API keys, one of which every request must send, except to /live, /health, /ready and /ping. Other users
+    of the machine can see the command line: the variable FACET_API_KEY is safer."""
     api_key_file: Annotated[str | None, OptionDoc(ACCESS)] = None
     """File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` writes. It
     is read again when it changes."""
@@ -92,8 +92,8 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; behind
     a proxy of this machine, what its X-Forwarded-For says), or none: then all are one."""
     max_queue_wait: Annotated[float, OptionDoc(ACCESS, least=0)] = 0.0
-    """Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any number. Of a
-    request for many texts, the first counts."""
+    """Seconds that a request may wait for the engine before it is refused with 503; 0 is no limit. For a
+    request of many texts, the first counts."""
     request_timeout: Annotated[float, OptionDoc(ACCESS, least=0)] = 0.0
     """Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or `timeout`
     in the body, may make it less."""
@@ -118,10 +118,10 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     disable_access_log_for_endpoints: Annotated[str, OptionDoc(LOGS)] = ""
     """Paths whose requests have no such line, divided by commas: /health,/metrics."""
     debug_event_loop: Annotated[bool, OptionDoc(LOGS)] = False
-    """Name in the log, by its stack, all that holds up an API process's event loop for more than 50 ms."""
+    """Log a stack trace of whatever blocks an API process's event loop for more than 50 ms."""
     debug_steps: Annotated[bool, OptionDoc(LOGS)] = False
-    """Name in the log, by its stack, each part of an engine's steps that takes five times as long as is
-    expected, and more than 50 ms."""
+    """Log a stack trace of each part of an engine's steps that takes five times as long as expected, and more
+    than 50 ms."""
     uvicorn_log_level: Annotated[
         str, OptionDoc(LOGS, ("critical", "error", "warning", "info", "debug"), short="--log-level")
     ] = "info"
@@ -149,13 +149,13 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_timing: Annotated[bool, OptionDoc(REPORTS)] = False
     """Report in usage where the time went, in streams with the last chunk."""
     enable_timing_headers: Annotated[bool, OptionDoc(REPORTS)] = False
-    """Tell in headers of whole answers how long they were queued, read and generated, and how many prompt
-    tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens."""
+    """Report in headers of whole answers the times of queue, prefill and decoding, and how many prompt tokens
+    were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens."""
     per_request_spec_decode_metrics: Annotated[
         GuessReportLevel, OptionDoc(REPORTS, ("none", "summary", "detailed"))
     ] = "none"
-    """Tell in answers as `metrics.speculative_decoding` how often guesses held, if the request asks for one:
-    sums, or step by step too (detailed)."""
+    """Report in answers, as `metrics.speculative_decoding`, how many proposed tokens were accepted, if the
+    request has one choice: sums, or also step by step (detailed)."""
     otlp_traces_endpoint: Annotated[str | None, OptionDoc(REPORTS)] = None
     """Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as
     http://localhost:4318/v1/traces. Needs the extra otel."""
@@ -173,9 +173,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Serve several models: a TOML file of them, or a folder in which each folder or GGUF file is one
     (docs/several_models.md). Without names and options of their own: `serve MODEL MODEL`."""
     memory: Annotated[float | None, OptionDoc(MEMORY, read=share_or_size)] = None
-    """Memory of a server of several models, all processes counted: a size such as 2.5G, or a share of the
-    machine's, 0.5 or 50% (default: 80%). On CUDA that of each card, for models alone (default: 92%). A model
-    goes when others need its room, longest unused first."""
+    """Memory budget of a server of several models, all processes included: a size such as 2.5G, or a share of
+    the machine's, 0.5 or 50% (default: 80%). On CUDA the memory of each card, for models alone (default:
+    92%). When another model needs room, the one that was not used for longest is unloaded."""
     show_root: Annotated[bool, OptionDoc(MODEL)] = False
     """Tell the model's hub id or path as `root` in /v1/models, not its name."""
     tokenizer: Annotated[str | None, OptionDoc(TEXT)] = None
@@ -194,21 +194,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     """How the template takes contents; auto looks into it."""
     default_chat_template_kwargs: Annotated[dict[str, object], OptionDoc(TEXT)] = {}
-    """Arguments for the template where a request gives none."""
+    """Arguments for the chat template, if a request gives none."""
     trust_request_chat_template: Annotated[bool, OptionDoc(TEXT)] = False
     """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
     special_tokens_in_messages: Annotated[bool, OptionDoc(TEXT)] = False
-    """Control tokens in the text of messages are control tokens, so that a quoted document can forge turns,
-    not ordinary text."""
+    """Read control tokens in the text of messages as control tokens, not as ordinary text. A quoted document
+    can then forge turns."""
     response_role: Annotated[str, OptionDoc(TEXT)] = "assistant"
     """Role of the answers in chat."""
 
     generation_config: Annotated[str, OptionDoc(ANSWERS)] = "auto"
     """Sampling defaults: auto is the model's own or its authors', vllm neutral ones, or a folder."""
     override_generation_config: Annotated[dict[str, object], OptionDoc(ANSWERS)] = {}
-    """Sampling defaults to put over those."""
+    """Sampling defaults that replace those."""
     max_logprobs: Annotated[int, OptionDoc(ANSWERS, least=-1)] = 20
-    """Most logprobs that a request may ask for; -1 is no bound."""
+    """Maximum number of logprobs that a request may ask for; -1 is no limit."""
     logprobs_mode: Annotated[LogprobsMode, OptionDoc(ANSWERS, get_args(LogprobsMode))] = "raw_logprobs"
     """What answers show as logprobs, and best_of ranks by: logprobs or logits as the model gives them, or as
     tokens are drawn, behind masks, bias, penalties, temperature and filters. Those of prompts are raw
@@ -216,28 +216,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: Annotated[int, OptionDoc(ANSWERS, least=1)] = 1
     """Tokens in a streamed chunk; the first comes alone."""
     enable_prompt_tokens_details: Annotated[bool, OptionDoc(ANSWERS)] = False
-    """Tell cached prompt tokens in usage."""
+    """Report cached prompt tokens in usage."""
     tool_call_parser: Annotated[str, OptionDoc(ANSWERS)] = "auto"
-    """How tool calls are written: a parser's name, none, or auto asks the template."""
+    """Parser of tool calls: a name, none, or auto, which detects it from the chat template."""
     tool_strict_level: Annotated[ToolStrictLevel, OptionDoc(ANSWERS, ("auto", "function", "parameter"))] = (
         "auto"
     )
-    """What calls are held to where a tool is not strict: auto is nothing, function is their form and names,
-    parameter their arguments too."""
+    """What a grammar enforces in calls of tools that are not strict: nothing (auto), their form and names
+    (function), or also their arguments (parameter)."""
     reasoning_parser: Annotated[str, OptionDoc(ANSWERS)] = "auto"
-    """How reasoning is marked: a parser's name, none, or auto asks the template."""
+    """Parser of reasoning: a name, none, or auto, which detects it from the chat template."""
     reasoning_field: Annotated[
         ReasoningField, OptionDoc(ANSWERS, ("both", "reasoning", "reasoning_content"))
     ] = "both"
-    """Fields that carry it."""
+    """Fields of answers that carry the reasoning."""
     moderation_categories: Annotated[str | None, OptionDoc(ANSWERS)] = None
     """JSON file of the categories that labels mean in /v1/moderations (docs/moderations.md)."""
     dialect: Annotated[Dialect, OptionDoc(ANSWERS, DIALECTS)] = "cohere"
     """The API whose form /rerank, /classify, /v1/embeddings and /tokenize have, where several have such a
     path, unless the header X-Facet-Dialect names one. cohere is Jina's and vLLM's form, too."""
     strict_fields: Annotated[bool, OptionDoc(ANSWERS)] = False
-    """Refuse all unknown fields of requests. Usually those that look like a slip of the pen are refused, and
-    others have no effect, which the header `Warning` says."""
+    """Refuse all unknown fields of requests. By default only likely typos are refused; other unknown fields
+    are ignored, and the header `Warning` names them."""
     enable_force_include_usage: Annotated[bool, OptionDoc(ANSWERS)] = False
     """Send usage in every stream."""
     return_tokens_as_token_ids: Annotated[bool, OptionDoc(ANSWERS)] = False
@@ -251,9 +251,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, OptionDoc(HTTP, least=0, most=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     uds: Annotated[str | None, OptionDoc(HTTP)] = None
-    """Unix socket to listen on, in place of host and port."""
+    """Unix socket to listen on, instead of host and port."""
     root_path: Annotated[str, OptionDoc(HTTP)] = ""
-    """Path under which a proxy shows this server."""
+    """Path prefix under which a proxy serves this server."""
     allowed_origins: Annotated[list[str], OptionDoc(HTTP)] = []
     """Origins that browsers may call from (CORS)."""
     allowed_methods: Annotated[list[str], OptionDoc(HTTP)] = _ANY
@@ -266,20 +266,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names under which clients reach this server, beside localhost and its address; * for any. Checked if
     this is given or only this machine is listened to."""
     max_connections: Annotated[int, OptionDoc(HTTP, least=1)] = 4096
-    """Connections that an API process serves at a time; see also ulimit -n."""
+    """Maximum number of connections of an API process at a time; see also ulimit -n."""
     insecure: Annotated[bool, OptionDoc(HTTP)] = False
-    """Let other machines use this server without a key, and ranks meet at a public address."""
+    """Let other machines use this server without a key, and ranks communicate at a public address."""
     enable_request_id_headers: Annotated[bool, OptionDoc(HTTP)] = False
     """Answer with an X-Request-Id header."""
     disable_page: Annotated[bool, OptionDoc(HTTP)] = False
     """No page for people at / (docs/page.md)."""
     ollama: Annotated[bool, OptionDoc(HTTP)] = True
-    """Speak Ollama's API below /api/, too (docs/ollama.md)."""
+    """Serve Ollama's API below /api/ (docs/ollama.md)."""
     disable_fastapi_docs: Annotated[bool, OptionDoc(HTTP)] = False
     """No /docs and no /openapi.json."""
     server_dev_mode: Annotated[bool, OptionDoc(HTTP)] = False
-    """Serve routes that change what the server does, as vLLM has them with VLLM_SERVER_DEV_MODE: not for
-    strangers."""
+    """Serve vLLM's development routes (VLLM_SERVER_DEV_MODE), which change the server's state: not for public
+    servers."""
 
     connections: ConnectionOptions = ConnectionOptions()
     plugins: PluginOptions = PluginOptions()

@@ -91,11 +91,10 @@ def _find_format(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) 
 
 
 def describe_format(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> str:
-    """A sentence for the log on how answers will be read."""
+    """A line for the log on how chat answers will be parsed."""
     format = find_format(tokenizer, tool_parser, reasoning_parser)
-    calls = f"tool calls as {format.dialect.name} writes them" if format.dialect else "no tool calls"
-    thinking = f"reasoning marked as {format.thinking.name}" if format.thinking else "no reasoning"
-    return f"chat answers are read for {calls}, and {thinking}"
+    calls, thinking = (each.name if each else "none" for each in (format.dialect, format.thinking))
+    return f"chat answers: tool call parser {calls}, reasoning parser {thinking}"
 
 
 def find_dialect(tokenizer: Tokenizer) -> Dialect | None:

@@ -114,7 +114,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
     model = read_config(folder, config.engine.hf_overrides)
     if tokenizer.largest_id >= ready.vocab_size:
         _log.warning(
-            "the tokenizer has ids up to %d, and the model %d tokens: texts with others are refused",
+            "the tokenizer has ids up to %d, but the model only %d tokens: texts with larger ids are refused",
             tokenizer.largest_id,
             ready.vocab_size,
         )
@@ -127,7 +127,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         folder, config.engine.model, config.generation_config, config.override_generation_config
     )
     if GENERATE in tasks:
-        _log.info("answers are drawn with %s, unless a request says otherwise", defaults)
+        _log.info("sampling defaults: %s", defaults)
     return Facts(
         model_names=config.model_names,
         root=config.root,

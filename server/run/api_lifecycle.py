@@ -268,13 +268,13 @@ class ApiServer:
         self._http.stop_listening()  # others accept: the supervisor, if the whole server ends
         if (running := self._frontend.live) and self._config.shutdown_timeout:
             _log.info(
-                "stopping: %s may finish for up to %g s; a second Ctrl-C or SIGTERM cuts them off",
+                "stopping: %s may finish for up to %g s; a second Ctrl-C or SIGTERM ends them at once",
                 _running(running),
                 self._config.shutdown_timeout,
             )
         await _first_of(self._frontend.idle, self._force, seconds=self._config.shutdown_timeout)
         if self._frontend.live:
-            _log.warning("stopping: %s cut off", _running(self._frontend.live))
+            _log.warning("stopping: %s ended before completion", _running(self._frontend.live))
         elif running:
             _log.info("stopping: all running requests have finished")
 
@@ -318,7 +318,7 @@ class ApiServer:
 
 
 def _of_guesses(before: GuessTotals | None, now: GuessTotals | None) -> str:
-    """How often guesses held since the last line, if any were made; counts begin anew with an engine."""
+    """Tell how many proposed tokens were accepted since the last line; a new engine begins at 0."""
     if now is None:
         return ""
     first = GuessTotals(0, 0, []) if before is None or before.drafts > now.drafts else before
@@ -326,7 +326,7 @@ def _of_guesses(before: GuessTotals | None, now: GuessTotals | None) -> str:
     held = now.accepted - first.accepted
     if drafts <= 0 or guessed <= 0:
         return ""
-    return f", guesses {100 * held / guessed:.0f} % held, {1 + held / drafts:.2f} tokens a draft"
+    return f", speculation: {100 * held / guessed:.0f} % accepted, {1 + held / drafts:.2f} tokens per step"
 
 
 def _running(count: int) -> str:

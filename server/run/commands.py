@@ -53,12 +53,12 @@ With a server that runs:
   facet chat                      talk to its model
   facet complete                  continue a text
   facet models                    list its models
-  facet load|unload MODEL         load one of several models, or have it give its memory back
+  facet load|unload MODEL         load or unload one of several models
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
-  facet bench serve               measure how it bears load
+  facet bench serve               measure its speed under load
 
 On this machine:
-  facet doctor                    what it has and lacks for serving models
+  facet doctor                    check what it has and lacks for serving models
   facet collect-env               the same with versions, for a bug report
   facet version
 """

@@ -265,24 +265,24 @@ class Chat:
 
 
 def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
-    does = "Talk to a model: --quick's message, that of a pipe, or those that are typed."
+    does = "Chat with a model: send a message by --quick or through a pipe, or type messages."
     if not is_chat:
-        does = "Go on with a text: --quick's, that of a pipe, or those that are typed."
+        does = "Continue a text, given by --quick, through a pipe, or typed."
     parser = parser_of(command, does)
     add_server_flags(parser)
     if is_chat:
         _add_chat_flags(parser)
     else:
-        _add_answer_flags(parser, "Complete this, and end.", "Default: the server's, 16.")
+        _add_answer_flags(parser, "Continue this text, and exit.", "Most tokens of the output (16).")
     return parser
 
 
 def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="The system prompt.")
     for kind, name in _KINDS.items():
-        about = f"A {name} for the first message; several times for several."
+        about = f"A {name} for the first message; may be given several times."
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="PATH", help=about)
-    _add_answer_flags(parser, "Send this message, and end.", "Longest answer.")
+    _add_answer_flags(parser, "Send this message, and exit.", "Most tokens of an answer.")
 
 
 def _add_answer_flags(parser: argparse.ArgumentParser, quick: str, longest: str) -> None:

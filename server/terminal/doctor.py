@@ -55,9 +55,11 @@ class Finding(NamedTuple):
 
 def run(arguments: Sequence[str], command: str) -> int:
     """Prints what was found. The exit code is 1 if something keeps every server from starting here."""
-    parser = parser_of(command, "Look at this machine: what it has, what is missing, and what that costs.")
-    parser.add_argument("--report", action="store_true", help="Text for a bug report: versions, too.")
-    parser.add_argument("--json", action="store_true", help="The findings as JSON.")
+    parser = parser_of(
+        command, "Check this machine: what it has for serving models, what is missing, and what that costs."
+    )
+    parser.add_argument("--report", action="store_true", help="Print a text for a bug report, with versions.")
+    parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
     given = parser.parse_args(arguments)
     findings = examine()
     if given.json:
@@ -95,9 +97,9 @@ def _verdict(findings: Mapping[str, Finding]) -> str:
     broken = [name for name, one in findings.items() if one.grade == "broken"]
     slow = [name for name, one in findings.items() if one.grade == "slow"]
     if broken:
-        return f"No model can be served here before this is repaired: {', '.join(broken)}."
+        return f"No model can be served here until this is fixed: {', '.join(broken)}."
     if slow:
-        return f"Models can be served here; these make them slower than they need be: {', '.join(slow)}."
+        return f"Models can be served here, but slower than necessary because of: {', '.join(slow)}."
     return "Models can be served here."
 
 
@@ -146,20 +148,20 @@ def processor(root: Path) -> Finding:
     name = _processor_name(cpuinfo)
     if not levels:
         return Finding(
-            "slow", name, "it has neither AVX2 nor NEON: torch computes, and quantized weights cost time"
+            "slow",
+            name,
+            "it has neither AVX2 nor NEON: torch computes, slower, above all with quantized weights",
         )
     text = f"{name}: kernels for {levels[0].name}"
     match levels[0].name:
         case "amx":
             return Finding("good", text)
         case "avx512bf16" | "avx512":
-            return Finding("note", text, "prompts are read faster on a processor with AMX")
+            return Finding("note", text, "prompts would be processed faster on a processor with AMX")
         case "neon":
-            return Finding(
-                "note", text, "they are proved in an emulator, but were never measured on such a processor"
-            )
+            return Finding("note", text, "tested in an emulator only, never measured on such a processor")
         case _:
-            return Finding("note", text, "AVX-512 and AMX compute more in a step; so would a later processor")
+            return Finding("note", text, "a processor with AVX-512 or AMX would be faster")
 
 
 def _processor_name(cpuinfo: Path) -> str:
@@ -215,7 +217,7 @@ def huge_pages(root: Path) -> Finding:
     chosen = next((word.strip("[]") for word in words if word.startswith("[")), "unknown")
     if chosen in ("always", "madvise"):
         return Finding("good", chosen)
-    cost = f"weights are read up to 1.5 times as fast with them: as root, echo madvise > /{_HUGE_PAGES}"
+    cost = f"weights are read up to 1.5 times as fast with huge pages: as root, echo madvise > /{_HUGE_PAGES}"
     return Finding("slow", chosen, cost)
 
 

@@ -44,24 +44,39 @@ def run(arguments: Sequence[str], command: str) -> int:
     return 0
 
 
+_LIMITS = {
+    "max_running": "Maximum number of its requests that run at once.",
+    "max_queued": "Maximum number of its requests that wait.",
+    "requests_per_minute": "Maximum number of its requests in a minute.",
+    "tokens_per_minute": "Maximum number of its tokens in a minute, prompts and answers together.",
+    "priority": "Priority of its requests, and the lowest number they may ask for: lower ones come first.",
+}
+"""What the options with a number say, by the names of the fields in the file."""
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(prog=command, description="Make, list and remove the keys of --api-key-file.")
+    parser = Parser(prog=command, description="Create, list and remove the keys of --api-key-file.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="add|list|remove")
-    add = commands.add_parser("add", help="Make a key, show it once, and write its digest into the file.")
+    add = commands.add_parser("add", help="Create a key, show it once, and write its digest to the file.")
     add.add_argument("name", metavar="NAME")
-    for name in ("max_running", "max_queued", "requests_per_minute", "tokens_per_minute", "priority"):
-        add.add_argument(flag_of(name), type=int, metavar="N")
-    add.add_argument("--weight", type=float, metavar="X", help="Its part of the server; others have 1.")
-    add.add_argument("--tasks", nargs="+", choices=RIGHTS, metavar="TASK", help=", ".join(RIGHTS))
+    for name, about in _LIMITS.items():
+        add.add_argument(flag_of(name), type=int, metavar="N", help=about)
+    add.add_argument("--weight", type=float, metavar="X", help="Its share of the server; others have 1.")
     add.add_argument(
-        "--models", nargs="+", metavar="NAME", help="The models that it is for; without it, all."
+        "--tasks",
+        nargs="+",
+        choices=RIGHTS,
+        metavar="TASK",
+        help=f"The tasks it may use: {', '.join(RIGHTS)}.",
     )
-    add.add_argument("--expires", type=_moment, metavar="DATE", help="Such as 2027-01-31.")
-    add.add_argument("--admin", action="store_true", default=None)
-    add.add_argument("--share-prefixes", action="store_true", default=None)
+    add.add_argument("--models", nargs="+", metavar="NAME", help="The models it may use; default: all.")
+    add.add_argument("--expires", type=_moment, metavar="DATE", help="When it expires, such as 2027-01-31.")
+    add.add_argument("--admin", action="store_true", default=None, help="Allow metrics and administration.")
+    about = "Share cached prefixes with the other keys that have this."
+    add.add_argument("--share-prefixes", action="store_true", default=None, help=about)
     remove = commands.add_parser("remove", help="Remove a key from the file.")
     remove.add_argument("name", metavar="NAME")
-    for action in (add, remove, commands.add_parser("list", help="Show all keys but the keys themselves.")):
+    for action in (add, remove, commands.add_parser("list", help="List the names and limits of all keys.")):
         action.add_argument("--file", metavar="FILE", help="Default: the variable FACET_API_KEY_FILE.")
     return parser
 

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str], command: str) -> int:
     if given.json:
         print(json.dumps(answer, indent=2))
         return 0
-    rows = [("name", "longest", "tasks")]
+    rows = [("name", "context length", "tasks")]
     for card in answer["data"]:
         longest = card.get("max_model_len") or "?"
         rows.append((card["id"], str(longest), ", ".join(card.get("tasks", ["?"])) or "?"))
@@ -57,11 +57,11 @@ def _check_loaded(server: ServerClient) -> None:
 def _load_or_unload(arguments: Sequence[str], command: str) -> int:
     """Has a server of several models load one, or give its memory back."""
     loads = command.endswith(" load")
-    what = "Load a model, so that it answers at once." if loads else "Have a model give its memory back."
+    what = "Load a model, so that it answers at once." if loads else "Unload a model, to free its memory."
     parser = parser_of(command, what)
     parser.add_argument("name", metavar="MODEL", help="Its name or an alias.")
     if loads:
-        parser.add_argument("--alias", help="A name that means it from then on, for all requests to come.")
+        parser.add_argument("--alias", help="Another name for it, from now on.")
     add_server_flags(parser, model=False)
     given = parser.parse_args(arguments)
     body = {"model": given.name}

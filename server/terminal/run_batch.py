@@ -160,15 +160,19 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = parser_of(
         command,
         "Answer a file of requests: by the server at --url, or by one that is started for it with the "
-        "options of `facet serve` and ends afterwards. What the output has already is not computed again.",
+        "options of `facet serve` and ends afterwards. Requests with a result in the output are skipped.",
         "-i FILE -o FILE [--url URL | MODEL and options of serve]",
     )
     parser.add_argument("-i", "--input-file", dest="input", required=True, metavar="FILE")
     parser.add_argument("-o", "--output-file", dest="output", required=True, metavar="FILE")
-    parser.add_argument("--url", metavar="URL", help="A server that runs; unix:PATH, too.")
-    parser.add_argument("--api-key", metavar="KEY", help="Its key; better in the variable FACET_API_KEY.")
+    parser.add_argument("--url", metavar="URL", help="The server; unix:PATH, too.")
+    parser.add_argument("--api-key", metavar="KEY", help="The API key; safer in the variable FACET_API_KEY.")
     parser.add_argument(
-        "--max-concurrency", type=int, default=128, metavar="N", help="Requests under way at once (128)."
+        "--max-concurrency",
+        type=int,
+        default=128,
+        metavar="N",
+        help="Maximum number of concurrent requests (128).",
     )
     return parser
 

@@ -215,7 +215,9 @@ def add_server_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> 
         "--url", default=DEFAULT_URL, metavar="URL", help=f"The server ({DEFAULT_URL}); unix:PATH, too."
     )
     parser.add_argument(
-        "--api-key", metavar="KEY", help="Its key; better in FACET_API_KEY, VLLM_API_KEY or OPENAI_API_KEY."
+        "--api-key",
+        metavar="KEY",
+        help="The API key; safer in FACET_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.",
     )
     if model:
         parser.add_argument(

@@ -30,7 +30,7 @@ def test_a_generator_says_what_its_cache_holds() -> None:
     )
     assert describe(facts) == (
         "ready on cpu in bfloat16: 2.5 GiB of weights, 96.0 MiB of KV cache "
-        "(6400 tokens of 15.4 KiB, 3.1 requests of the full 2048), tasks generate, embed"
+        "(6400 tokens of 15.4 KiB, 3.1 requests of the full context length 2048), tasks generate, embed"
     )
 
 

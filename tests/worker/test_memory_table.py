@@ -56,4 +56,4 @@ def test_each_feature_takes_of_what_those_before_it_have_left(caplog: pytest.Log
     gained = after - (before - 30 * MIB)
     assert 8 * MIB <= gained < 9 * MIB, "a step of fewer rows needs less: 1 MiB a row for either feature"
     assert memory.weight_bytes == MIB
-    assert "memory: weights 1.0 MiB; states 30.0 MiB; copies 20.0 MiB; a step, at most" in caplog.text
+    assert "memory: weights 1.0 MiB; states 30.0 MiB; copies 20.0 MiB; step buffers, up to" in caplog.text

@@ -105,7 +105,7 @@ def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, caplog: pytest.LogC
         found = find_facts(options, few, folder, tokenizer_files(options, folder).load())
     assert largest not in found.eos_token_ids
     (line,) = caplog.messages
-    assert f"and the model {largest} tokens: texts with others are refused" in line
+    assert f"but the model only {largest} tokens: texts with larger ids are refused" in line
 
 
 async def test_a_broken_template_is_told_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

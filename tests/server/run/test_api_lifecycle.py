@@ -70,8 +70,8 @@ async def test_draining_says_how_long_it_waits_and_how_to_end_at_once(
     )
     with caplog.at_level(logging.INFO):
         await ApiServer._drain(cast("Any", server))
-    told = f"stopping: {named} may finish for up to 25 s; a second Ctrl-C or SIGTERM cuts them off"
-    assert caplog.messages == ([told, f"stopping: {named} cut off"] if named else [])
+    told = f"stopping: {named} may finish for up to 25 s; a second Ctrl-C or SIGTERM ends them at once"
+    assert caplog.messages == ([told, f"stopping: {named} ended before completion"] if named else [])
 
 
 def test_the_start_tells_the_port_that_was_taken() -> None:

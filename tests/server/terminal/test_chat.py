@@ -180,7 +180,7 @@ def test_models_are_chosen_by_name(conversation: Conversation) -> None:
 def test_models_are_listed_with_their_tasks(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("facet", ["models", "--url", url]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "longest", "tasks"]
+    assert lines[0].split() == ["name", "context", "length", "tasks"]
     assert lines[1].split()[:3] == ["org/tiny", "128", "generate"]
     assert run("facet", ["models", "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"][1]["id"] == "tiny"
