@@ -8,6 +8,7 @@ from chromium import Tab
 from fake_frontend import FakeFrontend
 from media_files import noise, saved
 from media_frontend import let_see
+from msgspec.structs import replace
 from page_driver import IDLE, MESSAGES, click, fill, hear, opened, say
 
 
@@ -135,6 +136,30 @@ def test_what_is_wrong_is_said_where_it_is(tab: Tab, model: FakeFrontend) -> Non
         say(tab, "hi")
         assert "temperature" in tab.wait("document.querySelector('#messages .error')?.textContent")
         tab.complaints.clear()  # the browser notes the status 400
+
+
+def test_settings_show_the_values_in_force(tab: Tab, model: FakeFrontend) -> None:
+    model.facts = replace(model.facts, defaults={"temperature": 0.2, "top_k": 40})
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        tab.wait("document.getElementById('option-temperature').placeholder === '0.2'")
+        fields = "[...document.querySelectorAll('#options input[id^=option-]')]"
+        shown = tab.run(f"Object.fromEntries({fields}.map((field) => [field.name, field.placeholder]))")
+        assert (shown["top_k"], shown["top_p"], shown["repetition_penalty"]) == ("40", "1", "1")
+        assert (shown["max_tokens"], shown["seed"], shown["stop"]) == ("up to 4,096", "random", "none")
+        assert "default" not in tab.run("document.getElementById('options').innerHTML").lower().split()
+
+
+def test_the_context_in_use_is_shown(tab: Tab, model: FakeFrontend) -> None:
+    shown = "document.querySelector('#context:not([hidden]) span')?.innerText"
+    with opened(tab, model):
+        assert tab.run(shown) is None
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        few = tab.run("document.querySelector('#context meter').value")
+        assert tab.run(shown) == f"context: {few} of 4,096 tokens"
+        say(tab, "a" * 3900)
+        tab.wait(f"{IDLE} && {shown}.endsWith(': nearly full')")
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

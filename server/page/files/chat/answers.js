@@ -32,6 +32,7 @@ export async function stream(message, asked, signal, drawn) {
     const hear = (words) => { message.pace = words; drawn(); };  // such as how far the model is loaded
     for await (const chunk of events("v1/chat/completions", body, signal, hear)) {
       if (chunk.usage) count = chunk.usage.completion_tokens;
+      if (chunk.usage) message.used = chunk.usage.prompt_tokens + count;
       const choice = chunk.choices[0];
       if (choice && count) {
         last = performance.now();

@@ -1,19 +1,20 @@
 // The chat: the conversation that is shown, sending, answering, branches, and keeping all of it.
 
 import { address } from "../api.js";
-import { announce, byId, copy } from "../dom.js";
-import { choose, model, wasUsed } from "../models.js";
+import { announce, byId, copy, number } from "../dom.js";
+import { choose, chosen, model, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { Tree } from "./branches.js";
 import { beginConversations, keepConversation, mark } from "./conversations.js";
 import { drawFirst } from "./first.js";
 import { loadMarkdown, viewOf } from "./message.js";
 import { allRead, allowPictures, areWaiting, beginPictures, takeWaiting } from "./pictures.js";
-import { beginSettings, fields, lastSystem, showSystem } from "./settings.js";
+import { beginSettings, fields, lastSystem, showDefaults, showSystem } from "./settings.js";
 import { load, newId } from "./store.js";
 import { beginTips } from "./tokens.js";
 
 const KEEP_EVERY = 2000;
+const NEARLY = 0.9;
 /** Conversations that are shown or answered, by id. */
 const alive = new Map();
 let current = fresh();
@@ -81,6 +82,7 @@ function beginScrolling() {
 export function useModel(card) {
   setTimeout(() => loadMarkdown().then(show));  // when the page can be used
   allowPictures(card.media);
+  showDefaults();
   drawFirst(card, (text) => { byId("input").value = text; say(); });
 }
 
@@ -139,7 +141,19 @@ function show() {
   byId("stop").hidden = !busy;
   byId("send").hidden = busy;
   document.title = current.title ? `${current.title} · Facet` : "Facet";
+  showContext();
   if (path.length) follow();
+}
+
+/** How much of the context the conversation takes, as the last answer's counts say. */
+function showContext() {
+  const used = current.tree.path.findLast((message) => message.used)?.used, most = chosen()?.max_model_len;
+  byId("context").hidden = !(used && most);
+  if (byId("context").hidden) return;
+  const [bar, words] = byId("context").children, full = used > NEARLY * most;
+  Object.assign(bar, { max: most, high: NEARLY * most, optimum: 0, value: used });
+  words.textContent = `context: ${number(used)} of ${number(most)} tokens${full ? ": nearly full" : ""}`;
+  byId("context").title = "The part of the context length that this conversation takes. Delete messages or begin a new chat to have more room.";
 }
 
 function follow() {
@@ -199,6 +213,7 @@ async function answer(parent, begun = null) {
     if (one !== current || !one.running) return;
     viewOf(message, acts).draw(true, true);
     byId("pace").textContent = message.pace;
+    showContext();
     follow();
   };
   await stream(message, asked, one.running.signal, () => {

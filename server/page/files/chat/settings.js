@@ -1,12 +1,14 @@
 // The drawer of settings: the system prompt and its presets, sampling, thinking, tools, the form of answers, what is shown.
 
-import { byId, element, iconButton, keep, kept } from "../dom.js";
+import { get } from "../api.js";
+import { byId, element, iconButton, keep, kept, number } from "../dom.js";
+import { chosen } from "../models.js";
 import { dropAll, exportAll, importFile } from "./conversations.js";
 
 /** Name, bounds and step of a number, where it stands, and what it does. A text has no bounds. */
 const OPTIONS = [
   ["temperature", 0, 2, 0.1, "main", "0 takes the most likely token; higher is more varied."],
-  ["max_tokens", 1, 1000000, 1, "main", "Longest answer, in tokens."],
+  ["max_tokens", 1, 1000000, 1, "main", "The most tokens of an answer."],
   ["seed", 0, 2147483647, 1, "main", "The same seed gives the same answer."],
   ["top_p", 0, 1, 0.05, "more", "Only the likeliest tokens that make up this share."],
   ["top_k", -1, 1000, 1, "more", "Only so many of the likeliest tokens; -1 is all."],
@@ -16,7 +18,9 @@ const OPTIONS = [
   ["repetition_penalty", 0.1, 2, 0.05, "more", "Above 1, tokens of prompt and answer come less often."],
   ["stop", null, null, null, "more", "A text that ends the answer."],
 ];
-const EFFORTS = [["", "Default"], ["none", "None"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
+/** What holds where neither the settings nor the model's generation defaults name a value. */
+const NEUTRAL = { temperature: 1, seed: "random", top_p: 1, top_k: -1, min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1, stop: "none" };
+const EFFORTS = [["", "Automatic"], ["none", "None"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
 const PRESETS = {
   Brief: "Answer in as few words as possible, without an introduction.",
   Tutor: "You are a patient tutor. Do not give the solution at once: ask questions and give hints that lead to it.",
@@ -45,7 +49,20 @@ export function beginSettings(act) {
 export function openSettings(is) {
   byId("settings").hidden = !is;
   byId("open-settings").setAttribute("aria-expanded", is);
+  showDefaults();
   (is ? byId("preset") : byId("open-settings")).focus();
+}
+
+/** Shows, in the fields that are empty, the values that requests have then. Of a model that is not loaded they are not known. */
+export async function showDefaults() {
+  const card = chosen();
+  if (byId("settings").hidden || !card) return;
+  let own = null;
+  if (!card.state || card.state === "loaded") try { own = (await get("props", { "X-Model": card.id })).default_generation_settings.params; } catch { /* the server refuses it */ }
+  if (card !== chosen()) return;
+  const inForce = own && { ...NEUTRAL, max_tokens: card.max_model_len && `up to ${number(card.max_model_len)}`, ...own };
+  for (const [name] of OPTIONS) byId(`option-${name}`).placeholder = inForce?.[name] ?? "";
+  byId("help-own").textContent = inForce ? `Grey values hold where you write no others: they are the defaults of ${card.id}.` : `The values that ${card.id} has of its own are shown once it is loaded.`;
 }
 
 const help = (id, text) => element("p", { class: "help", id, text });
@@ -106,13 +123,13 @@ export const lastSystem = () => kept("system", "");
 
 function samplingPart() {
   const made = (place) => OPTIONS.filter((one) => one[4] === place).map(([name, min, max, step, , words]) => {
-    const bounds = min === null ? {} : { type: "number", min, max, step, inputmode: "decimal", placeholder: "default" };
+    const bounds = min === null ? {} : { type: "number", min, max, step, inputmode: "decimal" };
     return element("div", { class: "option" }, element("label", { for: `option-${name}`, text: name }),
       element("input", { id: `option-${name}`, name, "aria-describedby": `help-${name}`, ...bounds }), help(`help-${name}`, words));
   });
   const thinking = element("div", { class: "option" }, element("label", { for: "effort", class: "words", text: "Thinking" }),
     element("select", { id: "effort" }, ...EFFORTS.map(([value, text]) => element("option", { value, text }))), help("help-effort", "How long the model thinks first, if it can."));
-  return [element("h3", { text: "Answers" }), ...made("main"), thinking, part("More sampling", ...made("more"))];
+  return [element("h3", { text: "Answers" }), element("p", { class: "help", id: "help-own" }), ...made("main"), thinking, part("More sampling", ...made("more"))];
 }
 
 function formPart() {
