@@ -28,7 +28,7 @@ from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, MakeExecutor, Preparation
 from engine_core.intake.intake import Intake
 from engine_core.load_engine import Loaded, ReportProgress, make_loader, make_steps_in_flight
-from engine_core.protocol import AddRequest, Failed, OutputsByClient, Ready
+from engine_core.protocol import AddRequest, Failed, OutputsByClient, PauseMode, Ready
 from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
@@ -56,6 +56,8 @@ class Engine:
         """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
         self.asleep = False
         """Whether weights and cache are given back, so that no step can run."""
+        self.paused = False
+        """Whether no step is planned, because an operator has paused all requests."""
         self._load = load
         self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
         self._use(scheduler, executor)
@@ -156,7 +158,8 @@ class Engine:
     def idle(self) -> bool:
         """Whether nothing can be done before a request comes, is compiled, or goes on that is paused."""
         scheduler = self._scheduler
-        if len(scheduler.live) != len(scheduler.paused) or self._in_flight.is_busy or self.outputs:
+        goes_on = len(scheduler.live) != len(scheduler.paused) and not self.paused
+        if goes_on or self._in_flight.is_busy or self.outputs:
             return False
         return not self._has_news
 
@@ -210,6 +213,29 @@ class Engine:
         self.intake.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
+    def pause_all(self, mode: PauseMode) -> None:
+        """Begin to pause: plan no more steps, or with "wait" none for requests that come from now on."""
+        if mode == "abort":
+            self.abort_all()
+        if mode != "wait":
+            self.paused = True
+        elif not self.paused:
+            self.intake.hold()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a pause that has begun has come about, so that nothing is computed."""
+        return not (self._in_flight.is_busy if self.paused else self.busy)
+
+    def complete_pause(self) -> None:
+        """Take in the requests that were held, none of which is computed before `resume_all`."""
+        self.paused = True
+        self.intake.release()
+
+    def resume_all(self) -> None:
+        self.paused = False
+        self.intake.release()
+
     def ask(self, client: int, id: int) -> None:
         """Say how far a request has come. Nothing is said of one that has ended."""
         if (seq := self._scheduler.live.get((client, id))) is not None:
@@ -217,6 +243,7 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse requests from now on; those that are here run on."""
+        self.resume_all()
         self.refusal = "the engine is shutting down", ""
 
     def reset_prefix_cache(self) -> None:
@@ -257,7 +284,7 @@ class Engine:
 
     def _may_plan(self, *, wait: bool) -> bool:
         """Whether a step may be planned now; whoever will `wait` for one in flight cannot plan later."""
-        if self._preparation.due_in <= 0 or not self._in_flight.has_room:
+        if self.paused or self._preparation.due_in <= 0 or not self._in_flight.has_room:
             return False
         pace = self._scheduler.pace
         if not wait and pace.step_bound.background and time.monotonic() < pace.plan_at:

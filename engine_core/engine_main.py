@@ -139,6 +139,8 @@ class EngineLoop:
                 self._write(self._engine.take_outputs())
             self._write(self._engine.step(wait=False))
             self._handler.tell()
+            if self._handler.pauses:
+                self._handler.pause()
             if self._handler.sleep_orders and not self._engine.busy:
                 self._obey()
 

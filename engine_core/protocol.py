@@ -188,6 +188,23 @@ class AskStanding(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
 
 
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of requests that are there when all are paused: they end, are finished, or stand still."""
+
+
+class PauseAll(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order to plan no more steps until `ResumeAll`, once what the mode says is done. Requests that come
+    meanwhile wait."""
+
+    mode: PauseMode
+    clear_cache: bool = True
+    """Whether prefixes are forgotten then, unless requests stand still."""
+
+
+class ResumeAll(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order to plan steps again."""
+
+
 class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order to give weights and cache back once nothing runs, or to load them again if `level` is 0."""
 
@@ -196,7 +213,7 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether what runs is ended, and not waited for."""
 
 
-Orders = Drain | ResetPrefixCache | Sleep | LoadAdapter | DropAdapter | CallWorkers
+Orders = Drain | ResetPrefixCache | PauseAll | ResumeAll | Sleep | LoadAdapter | DropAdapter | CallWorkers
 Request = Spelling | AddRequest | AddRequests | Abort | Pause | Resume | AskStanding | Orders
 Greeting = Hello | Join
 
@@ -307,6 +324,12 @@ class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A notice that the engine ends. New requests, and those it refuses from now on, are for others."""
 
 
+class AllPaused(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The news that an engine plans no more steps, and none is under way; or that it plans them again."""
+
+    paused: bool
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The answer to `AskStanding`: how far a request has come."""
 
@@ -330,7 +353,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     stats: Stats | None = None
 
 
-Answer = Hello | Outputs | Stats | Progress | Ready | AdapterState | Returned | Leaving | Dead
+Answer = Hello | Outputs | Stats | Progress | Ready | AdapterState | Returned | AllPaused | Leaving | Dead
 
 
 def _digest() -> str:

@@ -312,6 +312,8 @@ class EngineClient:
                 self.orders.notice()
             case protocol.Returned():
                 self._dispatcher.deliver_returned(answer)
+            case protocol.AllPaused(paused):
+                self.orders.note_paused(number, paused=paused)
             case protocol.Leaving():
                 replica.leaving = True
             case protocol.Dead(reason, with_another):
@@ -356,6 +358,7 @@ class EngineClient:
             self._lose(replica.number, refusal, for_good=True)
             return
         self.adapters.welcome(replica)
+        self.orders.welcome(replica.number)
         self._refresh()
         if (size := len(self._table.layout.numbers)) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)

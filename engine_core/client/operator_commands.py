@@ -1,4 +1,4 @@
-"""Orders of an operator to all engines of a model: to end, to forget prefixes, to sleep."""
+"""Orders of an operator to all engines of a model: to end, to forget prefixes, to pause, to sleep."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class OperatorCommands:
         """Conditions that somebody waits for, each with what tells that it has been true."""
         self.asleep = False
         """Whether an engine sleeps. Requests are refused then, whatever the others do."""
+        self.paused = False
+        """Whether engines shall plan no steps, as was ordered here, or as one of them has told since."""
+        self._changing: set[int] = set()
+        """The engines that have yet to tell that they have paused, or gone on."""
 
     def tell(self, order: protocol.Request) -> None:
         for number in list(self._table.replicas):
@@ -28,6 +32,33 @@ class OperatorCommands:
         """Have all engines forget what they keep of prompts."""
         self._table.forget_prefixes()
         self.tell(protocol.ResetPrefixCache())
+
+    async def pause(self, mode: protocol.PauseMode, *, clear_cache: bool = True) -> None:
+        """Have all engines plan no more steps, and wait until none computes anything."""
+        if clear_cache and mode != "keep":
+            self._table.forget_prefixes()
+        await self._change(protocol.PauseAll(mode, clear_cache))
+
+    async def resume(self) -> None:
+        """Have all engines plan steps again."""
+        await self._change(protocol.ResumeAll())
+
+    async def _change(self, order: protocol.PauseAll | protocol.ResumeAll) -> None:
+        self.paused = isinstance(order, protocol.PauseAll)
+        self._changing.update(self._table.replicas)
+        self.tell(order)
+        await self.until(lambda one: one.number not in self._changing)
+
+    def note_paused(self, number: int, *, paused: bool) -> None:
+        """Take note that an engine has paused, or goes on."""
+        self.paused = paused
+        self._changing.discard(number)
+        self.notice()
+
+    def welcome(self, number: int) -> None:
+        """Have an engine that has come, or come back, pause if others do."""
+        if self.paused:
+            self._notify(number, protocol.PauseAll("keep"))
 
     async def sleep(self, level: int, *, abort: bool = False) -> None:
         """Have all engines give weights and cache back, and wait until they have.

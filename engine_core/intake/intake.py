@@ -34,6 +34,8 @@ class Intake:
         """The adapters that requests may name, if they may name any."""
         self.outputs: OutputsByClient = {}
         """What clients get of requests that came no further."""
+        self._held: list[tuple[int, AddRequest]] | None = None
+        """The requests that have come while others are finished before a pause, if there shall be one."""
         self.has_queues = self.adapters is not None
         """Whether requests may have to wait here: for an adapter, or for a grammar."""
         self.use(scheduler)
@@ -62,7 +64,7 @@ class Intake:
 
     def __len__(self) -> int:
         """The number of requests here."""
-        waiting = 0 if self.adapters is None else self.adapters.waiting
+        waiting = len(self._held or ()) + (0 if self.adapters is None else self.adapters.waiting)
         return waiting + (len(self._compile_queue) if self._compile_queue else 0)
 
     @property
@@ -94,8 +96,20 @@ class Intake:
             self.has_queues = True
         self._compile_queue.spell(spelling)
 
+    def hold(self) -> None:
+        """Keep requests that come from now on until `release`."""
+        self._held = self._held or []
+
+    def release(self) -> None:
+        """Let the requests that were held go on their way."""
+        held, self._held = self._held or (), None
+        for client, request in held:
+            self.add(client, request)
+
     def add(self, client: int, request: AddRequest, matcher: TokenMatcher | None = None) -> None:
-        if self._queries is not None and (answer := self._queries.answer(request)) is not None:
+        if self._held is not None:
+            self._held.append((client, request))
+        elif self._queries is not None and (answer := self._queries.answer(request)) is not None:
             refused = self._scheduler.refusal(client, request, elsewhere=len(self))
             self.answer(client, refused or answer)
         elif request.grammar is None or matcher is not None:
@@ -178,12 +192,17 @@ class Intake:
     def keys(self) -> list[Key]:
         """The requests that are here."""
         compiling = self._compile_queue.keys() if self._compile_queue else []
-        return [*compiling, *(self.adapters.keys() if self.adapters else ())]
+        held = [(client, request.id) for client, request in self._held or ()]
+        return [*held, *compiling, *(self.adapters.keys() if self.adapters else ())]
 
     def abort(self, keys: list[Key]) -> None:
         """End those of these requests that are here."""
         found = self._compile_queue.discard(keys) if self._compile_queue else []
         found += self.adapters.discard(keys) if self.adapters else []
+        if self._held is not None:
+            ended = [one for one in self._held if (one[0], one[1].id) in keys]
+            self._held = [one for one in self._held if one not in ended]
+            found += [(client, request.id) for client, request in ended]
         for client, id in found:
             self.answer(client, Tokens(id=id, tokens=[], finish="abort"))
 

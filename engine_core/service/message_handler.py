@@ -34,6 +34,8 @@ class MessageHandler:
         self._engine, self._send, self._send_all, self._drain = engine, send, send_all, drain
         self.sleep_orders: deque[protocol.Sleep] = deque()
         """Orders to sleep or to wake, which wait until nothing runs."""
+        self.pauses: list[protocol.PauseAll] = []
+        """Orders to pause all requests that have not come about yet."""
 
     def greeting(self) -> Iterator[protocol.Answer]:
         """What a server is told that has just connected."""
@@ -44,6 +46,8 @@ class MessageHandler:
         yield engine.ready
         if engine.asleep:
             yield protocol.Progress("asleep", 1.0, engine.ready.folder)
+        if engine.paused:
+            yield protocol.AllPaused(True)
 
     def handle(self, client: int, request: protocol.Request) -> None:
         """Do what a message of a server says."""
@@ -68,6 +72,13 @@ class MessageHandler:
                 self._drain(seconds)
             case protocol.ResetPrefixCache():
                 engine.reset_prefix_cache()
+            case protocol.PauseAll(mode):
+                self.pauses.append(request)
+                engine.pause_all(mode)
+            case protocol.ResumeAll():
+                self.pauses.clear()
+                engine.resume_all()
+                self._send_all(protocol.AllPaused(False))
             case protocol.Sleep(level, abort):
                 self.sleep_orders.append(request)
                 if level:
@@ -96,6 +107,16 @@ class MessageHandler:
         if (adapters := self._engine.intake.adapters) is not None:
             for state in adapters.take_states():
                 self._send_all(state)
+
+    def pause(self) -> None:
+        """Tell all servers of a pause that was ordered, once nothing is computed any more."""
+        if not self._engine.stands_still:
+            return
+        self._engine.complete_pause()
+        if any(order.clear_cache and order.mode != "keep" for order in self.pauses):
+            self._engine.reset_prefix_cache()
+        self.pauses.clear()
+        self._send_all(protocol.AllPaused(True))
 
     def obey(self) -> None:
         """Sleep and wake as was ordered, once nothing runs."""

@@ -125,7 +125,7 @@ ADMIN_PATHS = frozenset(
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache", "/slots"}
     | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    | {"/collective_rpc", "/start_profile", "/stop_profile"}
+    | {"/collective_rpc", "/pause", "/resume", "/is_paused", "/start_profile", "/stop_profile"}
 )
 """Paths that a key of a file must be an administrator's for."""
 

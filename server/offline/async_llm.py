@@ -10,6 +10,7 @@ from contextlib import aclosing, closing
 from typing import Any, Literal
 
 from engine_core.engine_children import EngineProcesses, start_engines
+from engine_core.protocol import PauseMode
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.offline.engine_connection import SHUT_DOWN, Connection
@@ -186,6 +187,24 @@ class AsyncLLM:
         check_tags(tags)
         if problem := await (await self._ready()).orders.wake():
             raise Unavailable(problem)
+
+    async def pause_generation(
+        self,
+        *,
+        mode: PauseMode = "abort",
+        wait_for_inflight_requests: bool = False,
+        clear_cache: bool = True,
+    ) -> None:
+        """Has all replicas compute nothing until resume_generation(). Requests that run are ended, finished
+        first, or stand still ("keep"); others wait."""
+        mode = "wait" if wait_for_inflight_requests else mode
+        await (await self._ready()).orders.pause(mode, clear_cache=clear_cache)
+
+    async def resume_generation(self) -> None:
+        await (await self._ready()).orders.resume()
+
+    async def is_paused(self) -> bool:
+        return self._connection is not None and self._connection.client.orders.paused
 
     async def is_sleeping(self) -> bool:
         return self._connection is not None and self._connection.client.orders.asleep

@@ -1,4 +1,4 @@
-"""Routes for developers, and not for strangers: methods of workers, and torch's profiler."""
+"""Routes for developers and trainers, and not for strangers: methods of workers, pauses, torch's profiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.errors import BadRequest, HttpError, Unavailable
@@ -19,6 +19,9 @@ calls = APIRouter(route_class=Endpoint, tags=["Development"])
 """Served with --server-dev-mode."""
 profiler = APIRouter(route_class=Endpoint, tags=["Development"], dependencies=[Depends(require_ready)])
 """Served with --profiler-config."""
+
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
 
 
 class CallBody(BaseModel):
@@ -38,6 +41,35 @@ async def collective_rpc(request: Request, body: CallBody) -> Response:
     if body.method == APPLY_MODEL:
         raise BadRequest("`apply_model` is for programs. Name a method of --worker-extension-cls.", "method")
     return await _call(request, body.method, body.args, body.kwargs, body.timeout)
+
+
+@calls.post("/pause", dependencies=[Depends(require_ready)])
+async def pause(request: Request) -> JSONResponse:
+    """Have all replicas compute nothing until /resume; answers when they do.
+
+    Requests that run are ended with ?mode=abort, the default, finished with wait, and stand still with keep.
+    Those that come meanwhile wait. Prefixes are forgotten unless ?clear_cache=false, or requests stand still.
+    """
+    query, orders = request.query_params, frontend_of(request).orders
+    waits = query.get("wait_for_inflight_requests", "false").lower() in _TRUE
+    mode = query.get("mode", "wait" if waits else "abort")
+    if mode not in ("abort", "wait", "keep"):
+        raise BadRequest(f"`mode` is abort, wait or keep, for requests that run; got {mode[:32]!r}.", "mode")
+    await orders.pause(mode, clear_cache=query.get("clear_cache", "true").lower() in _TRUE)
+    return JSONResponse({"status": "paused" if orders.paused else "resumed"})
+
+
+@calls.post("/resume")
+async def resume(request: Request) -> JSONResponse:
+    """Have all replicas go on with the requests that stand still or wait."""
+    await frontend_of(request).orders.resume()
+    return JSONResponse({"status": "resumed"})
+
+
+@calls.get("/is_paused")
+async def is_paused(request: Request) -> JSONResponse:
+    """Tell whether replicas compute nothing until /resume."""
+    return JSONResponse({"is_paused": frontend_of(request).orders.paused})
 
 
 @profiler.post("/start_profile")

@@ -1,4 +1,4 @@
-"""The routes by which administrators put a model to sleep, wake it, and empty caches."""
+"""The routes by which administrators pause a model, put it to sleep, wake it, and empty caches."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from engine_core.protocol import ResetPrefixCache, Sleep
+from engine_core.protocol import PauseAll, ResetPrefixCache, ResumeAll, Sleep
 from server.frontend.frontend import Frontend
 from server.options.option_parsing import OptionError
 from server.options.parse_server_options import parse
@@ -51,6 +51,29 @@ async def test_a_model_sleeps_and_wakes(client: FakeClient, ready: GetReady) -> 
         assert (await http.get("/ready")).status_code == 200
 
 
+async def test_a_model_is_paused_and_goes_on(client: FakeClient, ready: GetReady) -> None:
+    async with connect(await ready("--server-dev-mode")) as http:
+        for query, order in (
+            ("", PauseAll("abort", True)),
+            ("?mode=keep&clear_cache=false", PauseAll("keep", False)),
+            ("?wait_for_inflight_requests=true", PauseAll("wait", True)),
+        ):
+            answer = await http.post(f"/pause{query}")
+            assert (answer.status_code, answer.json()) == (200, {"status": "paused"})
+            assert client.told[-1] == order
+            assert (await http.get("/is_paused")).json() == {"is_paused": True}
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.post("/resume")).json() == {"status": "resumed"} and client.told[-1] == ResumeAll()
+        assert (await http.get("/is_paused")).json() == {"is_paused": False}
+        wrong = await http.post("/pause?mode=stop")
+        assert (
+            wrong.status_code == 400 and "`mode` is abort, wait or keep" in wrong.json()["error"]["message"]
+        )
+    async with connect(await ready()) as http:
+        absent = await http.post("/pause")
+        assert absent.status_code == 404 and "--server-dev-mode" in absent.json()["error"]["message"]
+
+
 async def test_wrong_orders_are_refused_in_a_sentence(client: FakeClient, ready: GetReady) -> None:
     async with connect(await ready(SLEEPS)) as http:
         for path, word in (
@@ -83,8 +106,9 @@ async def test_only_administrators_may(ready: GetReady, tmp_path: Path) -> None:
     entries = [f'[[keys]]\nname = "{name}"\nsha256 = "{digests[name]}"\n{rights[name]}\n' for name in digests]
     file.write_text("".join(entries))
     file.chmod(0o600)
-    frontend = await ready(SLEEPS, "--api-key-file", str(file))
-    paths = ("/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache")
+    frontend = await ready(SLEEPS, "--server-dev-mode", "--api-key-file", str(file))
+    paths = ("/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache")
+    paths += ("/sleep", "/wake_up")
     async with connect(frontend, "alice") as http:
         assert (await http.get("/slots")).status_code == 403
         assert {(await http.post(path)).status_code for path in paths} == {403}

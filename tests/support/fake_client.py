@@ -16,7 +16,18 @@ from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_routing import ReplicaTable
 from engine_core.config import Replicas
 from engine_core.engine_stats import Stats
-from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Tokens
+from engine_core.protocol import (
+    Failed,
+    PauseAll,
+    Pooled,
+    Progress,
+    Ready,
+    Request,
+    ResumeAll,
+    Sleep,
+    Standing,
+    Tokens,
+)
 from worker.calls.messages import CallFailed
 from worker.protocol import Pooling, Sampling, Vectors
 
@@ -67,6 +78,8 @@ class FakeClient:
 
     def _obey(self, number: int, order: Request) -> None:
         self.told.append(order)
+        if isinstance(order, PauseAll | ResumeAll):
+            self.orders.note_paused(number, paused=isinstance(order, PauseAll))
         if isinstance(order, Sleep):
             replica = self._table.replicas[number]
             replica.asleep = bool(order.level or self.cannot_wake)
