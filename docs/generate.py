@@ -1,4 +1,5 @@
-"""Writes docs/options.md, api.md and rooms.svg from the code; with --check, fails if they are out of date."""
+"""Writes docs/options.md, api.md, rooms.svg and the table of models in getting-started.md from the code; with
+--check, fails if they are out of date."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FL
 from server.options.option_parsing import Option, flag_of
 from server.options.parse_server_options import OPTIONS
 from server.run.app import openapi_schema
+from server.terminal import suggestions
 
 HERE = Path(__file__).parent
 
@@ -132,8 +134,20 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def first_page() -> str:
+    """The page for newcomers, with the table from machine to model below the line that announces it."""
+    before, line, behind = (HERE / "getting-started.md").read_text().partition("<!-- made by make docs -->\n")
+    _, gap, after = behind.partition("\n\n")
+    return "".join([before, line, suggestions.table(), gap, after])
+
+
 def main() -> int:
-    pages = {"options.md": options_page(), "api.md": api_page(openapi_schema()), "rooms.svg": picture()}
+    pages = {
+        "options.md": options_page(),
+        "api.md": api_page(openapi_schema()),
+        "rooms.svg": picture(),
+        "getting-started.md": first_page(),
+    }
     stale = [name for name, text in pages.items() if not same(HERE / name, text)]
     if "--check" in sys.argv[1:]:
         if stale:

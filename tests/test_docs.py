@@ -28,7 +28,7 @@ FOREIGN = {
         *("--build", "--build-arg", "--profile", "--set"),
     },
     "sizing.md": set[str](),
-    "getting-started.md": {"--no-deps"},
+    "getting-started.md": {"--no-deps", "--suggest"},
     "troubleshooting.md": {"--config"},
     "howto-rag.md": set[str](),
     "howto-proxy.md": set[str](),

@@ -30,6 +30,7 @@ from server.options.parse_server_options import Given, read
 from server.options.server_flags import ServerConfig
 from server.run.api_children import ApiProcesses
 from server.run.start_checks import check_files, check_kept, check_parsers, with_ray
+from server.terminal.command_table import TERMINAL, USAGE
 from worker import logs
 from worker.host.machine import why_too_few_addresses
 
@@ -41,49 +42,11 @@ BACKLOG = 2048
 ENGINE_SECONDS = 3.0
 """Seconds that an engine gets to end by itself when it has nothing left to do."""
 
-USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
-
-  facet serve [MODEL...]          serve models over HTTP; without a name, the built-in demo model
-  facet run MODEL                 serve a model for one conversation in this terminal
-  facet pull MODEL                download a model
-  facet list                      list the models that were downloaded, and those of a server that runs
-  facet keys add|list|remove      edit the file of API keys
-
-With a server that runs:
-  facet chat                      talk to its model
-  facet complete                  continue a text
-  facet models                    list its models
-  facet load|unload MODEL         load or unload one of several models
-  facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
-  facet bench serve               measure its speed under load
-
-On this machine:
-  facet doctor                    check what it has and lacks for serving models
-  facet collect-env               the same with versions, for a bug report
-  facet version
-"""
-
 BENCH_USAGE = """usage: {command} serve [options]    load on a server that runs
        {command} serve --help
 """
 
 _log = logging.getLogger(__name__)
-
-TERMINAL = {
-    "run": "server.terminal.chat",
-    "pull": "server.terminal.hub_cache",
-    "list": "server.terminal.hub_cache",
-    "chat": "server.terminal.chat",
-    "complete": "server.terminal.chat",
-    "models": "server.terminal.models",
-    "load": "server.terminal.models",
-    "unload": "server.terminal.models",
-    "run-batch": "server.terminal.run_batch",
-    "doctor": "server.terminal.doctor",
-    "collect-env": "server.terminal.doctor",
-    "keys": "server.terminal.keys",
-}
-"""Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -203,7 +166,8 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         )
     if models:
         return _run_models(config, models, given, listener, started, notes)
-    return _run(config, listener, started, notes)
+    unnamed = not given.tags and "model" not in given.values
+    return _run(config, listener, started, notes, unnamed=unnamed)
 
 
 def shows_key(arguments: Sequence[str]) -> bool:
@@ -244,7 +208,9 @@ def _begin(config: ServerConfig, listener: socket.socket, notes: Sequence[str]) 
         )
 
 
-def _run(config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str]) -> int:
+def _run(
+    config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str], *, unnamed: bool
+) -> int:
     _begin(config, listener, notes)
     engines = start_engines(
         config.engine,
@@ -254,6 +220,10 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
         log_level=config.log.style,
         debug_steps=config.log.debug_steps,
     )
+    if unnamed:
+        from server.terminal import suggestions
+
+        _log.info("%s", suggestions.hint())
     return _supervise(config, listener, engines, (), started)
 
 

@@ -119,7 +119,7 @@ def examine(root: Path = Path("/")) -> dict[str, Finding]:
     if nvidia.cards_here(root):
         compiler = shutil.which("gcc") or shutil.which("clang")
         headers = Path(sysconfig.get_paths()["include"])
-        found["Triton"] = triton(compiler, headers, _printed_by("/sbin/ldconfig", "-p"))
+        found["Triton"] = triton(compiler, headers, printed_by("/sbin/ldconfig", "-p"))
     reason = why_too_few_descriptors()
     found["file descriptors"] = Finding("broken", "too few", reason) if reason else Finding("good", "enough")
     found["cache folder"] = caches(machine.cache_folder())
@@ -234,7 +234,7 @@ def cuda(root: Path, build: str | None, cards: str) -> Finding:
 def _cards() -> str:
     """Names, memory and driver of the GPUs, one after the other; empty if there are none."""
     query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    return "; ".join(_printed_by("nvidia-smi", *query).strip().splitlines())
+    return "; ".join(printed_by("nvidia-smi", *query).strip().splitlines())
 
 
 def triton(compiler: str | None, headers: Path, libraries: str) -> Finding:
@@ -250,7 +250,7 @@ def triton(compiler: str | None, headers: Path, libraries: str) -> Finding:
     return Finding("good", "a C compiler, Python's headers and libcuda.so.1 are there")
 
 
-def _printed_by(name: str, *arguments: str) -> str:
+def printed_by(name: str, *arguments: str) -> str:
     """The output of a program; "" if it is not there, or fails."""
     program = shutil.which(name)
     if program is None:

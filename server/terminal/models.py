@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from server.terminal import suggestions
 from server.terminal.console import columns, parser_of, safe_text
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of
 
@@ -16,7 +17,11 @@ def run(arguments: Sequence[str], command: str) -> int:
     parser = parser_of(command, "List the models of a running server and their tasks.")
     add_server_flags(parser, model=False)
     parser.add_argument("--json", action="store_true", help="Print the server's own answer.")
+    parser.add_argument("--suggest", action="store_true", help="Name models that fit this machine instead.")
     given = parser.parse_args(arguments)
+    if given.suggest:
+        print("\n".join(suggestions.show()))
+        return 0
     with client_of(given) as server:
         _check_loaded(server)
         answer = server.get("/v1/models")

@@ -1,0 +1,44 @@
+"""The commands of `facet`, as its help lists them. Their modules are imported when they are called."""
+
+from __future__ import annotations
+
+USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
+
+  facet serve [MODEL...]          serve models over HTTP; without a name, the built-in demo model
+  facet run MODEL                 serve a model for one conversation in this terminal
+  facet pull MODEL                download a model
+  facet list                      list the models that were downloaded, and those of a server that runs
+  facet keys add|list|remove      edit the file of API keys
+
+With a server that runs:
+  facet chat                      talk to its model
+  facet complete                  continue a text
+  facet models                    list its models
+  facet load|unload MODEL         load or unload one of several models
+  facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
+  facet bench serve               measure its speed under load
+
+On this machine:
+  facet doctor                    check what it has and lacks for serving models
+  facet collect-env               the same with versions, for a bug report
+  facet models --suggest          models that fit it
+  facet completion SHELL          what has bash, zsh or fish complete commands and flags
+  facet version
+"""
+
+TERMINAL = {
+    "run": "server.terminal.chat",
+    "pull": "server.terminal.hub_cache",
+    "list": "server.terminal.hub_cache",
+    "chat": "server.terminal.chat",
+    "complete": "server.terminal.chat",
+    "models": "server.terminal.models",
+    "load": "server.terminal.models",
+    "unload": "server.terminal.models",
+    "run-batch": "server.terminal.run_batch",
+    "doctor": "server.terminal.doctor",
+    "collect-env": "server.terminal.doctor",
+    "keys": "server.terminal.keys",
+    "completion": "server.terminal.completion",
+}
+"""The commands of `facet` beside `serve`, `bench` and `version`, and the modules whose `run` they call."""
