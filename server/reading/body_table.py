@@ -21,6 +21,7 @@ from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.cohere_embed import CohereRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
+from server.schemas.conversations.cohere_chat import CohereChatRequest
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.messages import Message
 from server.schemas.moderations import ModerationRequest
@@ -254,6 +255,7 @@ BATCH_CHAT = _conversation(
 )
 RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_response, Conversation)
 MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
+COHERE_CHAT = _conversation("cohere_chat", CohereChatRequest, other_apis.read_messages, Conversation)
 COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)
 INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, other_apis.count_tokens, int)
 OLLAMA_CHAT = _conversation("ollama_chat", OllamaChatRequest, other_apis.read_ollama, Conversation)

@@ -115,6 +115,7 @@ TABLE = (
     _row("/v1/responses", use=GENERATES, reading=bodies.RESPONSES, streams=True, continues=True),
     _row("/v1/responses/input_tokens", reading=bodies.INPUT_TOKENS, continues=True),
     _row("/v1/messages", use=GENERATES, reading=bodies.MESSAGES, streams=True),
+    _row("/v2/chat", "/cohere/v2/chat", use=GENERATES, reading=bodies.COHERE_CHAT, streams=True),
     _row("/v1/messages/count_tokens", reading=bodies.COUNT_TOKENS),
     _row(
         "/tokenize",
@@ -140,7 +141,7 @@ TABLE = (
         dialects={"infinity": bodies.INFINITY_CLASSIFY},
     ),
     _row("/v1/moderations", use=MODERATES, reading=bodies.MODERATIONS),
-    _row("/v2/embed", use=MAKES_VECTORS, reading=bodies.COHERE),
+    _row("/v2/embed", "/cohere/v2/embed", use=MAKES_VECTORS, reading=bodies.COHERE),
     _row("/embed", use=EMBEDS, reading=bodies.EMBED),
     _row("/embed_all", use=EMBEDS_TOKENS, reading=bodies.EMBED_ALL),
     _row("/embed_sparse", use=WEIGHS_TOKENS, reading=bodies.EMBED_SPARSE),
@@ -158,7 +159,7 @@ TABLE = (
             "infinity": bodies.INFINITY_RERANK,
         },
     ),
-    _row("/v2/rerank", use=COMPARES, reading=bodies.RERANK),
+    _row("/v2/rerank", "/cohere/v2/rerank", use=COMPARES, reading=bodies.RERANK),
     _row(
         *("/v1/audio/transcriptions", "/v1/audio/translations"),
         use=TRANSCRIBES,

@@ -18,7 +18,6 @@ from server.reading.prompts import (
 )
 from server.reading.system_messages import arranged
 from server.schemas.chat import ChatRequest
-from server.schemas.conversations.anthropic import MessagesRequest
 from server.schemas.conversations.responses import ResponsesRequest
 from server.schemas.ollama.requests import OllamaAnswering, OllamaGenerateRequest
 
@@ -35,7 +34,7 @@ class Asks(Protocol):
     def chat(self) -> ChatRequest: ...
 
 
-def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
+def read_messages(body: Asks, context: ReadingContext) -> Conversation:
     return _read_continued(_arranged(body.chat, context), lambda chat: read_chat(chat, context))
 
 

@@ -201,6 +201,7 @@ def write_classes(body: ClassifyRequest, answer: PooledAnswer) -> Response:
 
 
 @router.post("/v2/embed")
+@router.post("/cohere/v2/embed")
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     answer = await ask(request, body, body.terms, "", read_for_cohere)
@@ -324,6 +325,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @scores.post("/reranking")
 @scores.post("/v1/reranking")
 @scores.post("/v2/rerank")
+@scores.post("/cohere/v2/rerank")
 async def rerank(
     body: RerankRequest | TextsRequest | InfinityRerank | VoyageRerank, request: Request
 ) -> Response:

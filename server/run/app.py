@@ -53,7 +53,7 @@ from server.routes import (
 from server.routes.adapters import loading
 from server.routes.adapters.adapter_choice import AdapterChoice
 from server.routes.audio import transcriptions
-from server.routes.conversations import kept_conversations, kept_responses, messages, responses
+from server.routes.conversations import cohere_chat, kept_conversations, kept_responses, messages, responses
 from server.routes.labels import entities, moderations
 from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
@@ -127,6 +127,7 @@ _ROUTES = (
     kept_responses,
     kept_conversations,
     messages,
+    cohere_chat,
     pooling,
     entities,
     moderations,

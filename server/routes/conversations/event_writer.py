@@ -6,7 +6,7 @@ Whole answers are made of the same events, which nobody then sends: so both say 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -18,6 +18,29 @@ from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, 
 
 Kind = Literal["text", "reasoning", "call"]
 Item = TypeVar("Item")
+
+
+class TextTokens(Generic[Item]):
+    """What is told of tokens of which no text has come yet, and the characters of each."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Item, int]] = []
+
+    def add(self, entries: Iterable[Item], widths: Iterable[int]) -> None:
+        self._waiting += zip(entries, widths, strict=True)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def take(self, text: str) -> list[Item]:
+        """The entries of the tokens that came last and make up this text. Markup was before them."""
+        waiting, self._waiting = self._waiting, []
+        first, missing = len(waiting), len(text)
+        # A token without characters begins one that the tokens behind it complete.
+        while first and (missing > 0 or not waiting[first - 1][1]):
+            first -= 1
+            missing -= waiting[first][1]
+        return [entry for entry, _ in waiting[first:]]
 
 
 class OpenItem(ABC, Generic[Item]):

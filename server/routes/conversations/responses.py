@@ -26,7 +26,7 @@ from server.output_parsing.answer_reader import CustomToolInput
 from server.reading.prompts import Conversation
 from server.routes.answering import ask, new_call_id, read_texts, request_id, respond
 from server.routes.chat import read_chat
-from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem
+from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, TextTokens
 from server.routes.conversations.kept_responses import (
     NOT_ADDED,
     NOT_KEPT,
@@ -153,8 +153,7 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         self._response = _new_response(head.id, head.created, head.facts, body, stored=stored)
         self._body = body
         self._number = 0
-        self._logprobs: list[tuple[ChatTokenLogprob, int]] = []
-        """Logprobs of tokens that no message has yet, and the characters of each."""
+        self.logprobs = TextTokens[ChatTokenLogprob]()
 
     @property
     def answer(self) -> api.Response:
@@ -164,7 +163,7 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         if self._body.wants_logprobs:
             delta = part.delta
             entries = chat_logprobs(delta.token_ids, delta.logprobs, self._head.names)
-            self._logprobs += zip(entries, delta.widths, strict=True)
+            self.logprobs.add(entries, delta.widths)
         return super().push(part)
 
     def failed(self, error: ApiError) -> bytes:
@@ -196,20 +195,6 @@ class ResponseWriter(EventWriter[api.OutputItem]):
                 event, api.ItemEvent(type=event, sequence_number=self._next(), output_index=index, **fields)
             )
         )
-
-    def drop_logprobs(self) -> None:
-        """Forget those of tokens that came until now."""
-        self._logprobs.clear()
-
-    def take_logprobs(self, text: str) -> list[ChatTokenLogprob]:
-        """The logprobs of the tokens that came last and make up this text. Markup was before them."""
-        waiting, self._logprobs = self._logprobs, []
-        first, missing = len(waiting), len(text)
-        # A token without characters begins one that the tokens behind it complete.
-        while first and (missing > 0 or not waiting[first - 1][1]):
-            first -= 1
-            missing -= waiting[first][1]
-        return [entry for entry, _ in waiting[first:]]
 
     def _next(self) -> int:
         self._number += 1
@@ -291,12 +276,12 @@ class _Passage(OpenItem[api.OutputItem]):
 
     def push(self, text: str) -> None:
         if not self._is_message:
-            self._writer.drop_logprobs()
+            self._writer.logprobs.clear()
         if not text:
             return
         self._pieces.append(text)
         if self._is_message:
-            logprobs = self._writer.take_logprobs(text)
+            logprobs = self._writer.logprobs.take(text)
             self._logprobs += logprobs
             self._emit(f"{self._event}.delta", delta=text, logprobs=logprobs)
         else:
