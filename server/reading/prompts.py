@@ -29,7 +29,7 @@ from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO, NONE
 from server.reading.infill import prompts_of
-from server.reading.restated_history import write_restated
+from server.reading.restated_history import as_texts, write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
@@ -209,13 +209,19 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 
 def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
     """The text of a chat's prompt."""
-    messages, tools = body.messages, body.tools
-    if body.tool_choice is not None:
-        choice = body.choice
-        choice.check([tool.function.name for tool in tools or ()])
-        if tools and choice.mode == "required" and context.knows_no_calls:
-            messages = tell_tools(messages, tools)
-    return write_answered(body, messages, context, body.style)
+    choice, tools = body.choice, body.tools or []
+    choice.check([tool.function.name for tool in tools])
+    calls = [None for message in body.messages if message.tool_calls or message.role in ("tool", "function")]
+    if not (tools or calls) or not body.may_be_told or not context.knows_no_calls:
+        return write_answered(body, body.messages, context, body.style)
+    messages = as_texts(body.messages, marked=True) if calls else body.messages
+    if allowed := [tool for tool in tools if choice.allows(tool.function.name)]:
+        must, several = (
+            choice.mode == "required",
+            body.parallel_tool_calls is not False and not choice.is_named,
+        )
+        messages = tell_tools(messages, allowed, context.tokenizer.chat, must=must, several=several)
+    return write_answered(body.model_copy(update={"tools": None}), messages, context, body.style)
 
 
 def write_answered(

@@ -91,11 +91,14 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     return list(map(restate, messages))
 
 
-def as_texts(messages: Sequence[Message]) -> list[Message]:
+def as_texts(messages: Sequence[Message], *, marked: bool = False) -> list[Message]:
     """The conversation as turns of the user and the assistant that alternate, with calls as text of the one
-    and their results as text of the other."""
+    and their results as text of the other.
+
+    `marked`: in the form in which `tell_tools` describes them.
+    """
     said: list[Message] = []
-    for message in map(_as_text, messages):
+    for message in map(_as_marked if marked else _as_text, messages):
         if said and said[-1].role == message.role:
             content = joined([said[-1].content, message.content])
             said[-1] = said[-1].model_copy(update={"content": content})
@@ -114,6 +117,16 @@ def _as_text(message: Message) -> Message:
     calls = [call.function.model_dump(include={"name", "arguments"}) for call in message.tool_calls or ()]
     texts = [message.text(), *(json.dumps(call, ensure_ascii=False) for call in calls)]
     return Message(role="assistant", content="\n".join(filter(None, texts)))
+
+
+def _as_marked(message: Message) -> Message:
+    if message.role in ("tool", "function"):
+        content = joined(["<tool_response>", message.content, "</tool_response>"])
+        return Message(role="user", content=content)
+    calls = [call.function.model_dump(include={"name", "arguments"}) for call in message.tool_calls or ()]
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    content = joined([message.content, *texts]) if message.content else "\n".join(texts)
+    return message.model_copy(update={"content": content, "tool_calls": None}) if calls else message
 
 
 def fit_media(messages: list[Message], most: Mapping[str, int]) -> tuple[list[Message], int]:

@@ -1,4 +1,4 @@
-"""Puts system messages where a template wants them, and tells tools in them."""
+"""Puts system messages where a template wants them, and describes tools in them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,56 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from server.errors import BadRequest
 from server.media.media_parts import Content, has_media
 from server.schemas.messages import Message, Tool
 from server.text.chat_template import ChatTemplate
 
 TOLD_DIALECT = "hermes"
 
-_TOLD = """You answer by calling tools. The tools, as JSON schemas:
+_TOLD = """{may} The tools, as JSON schemas:
 <tools>
 {tools}
 </tools>
 Call one by writing an object with its name and arguments, and nothing around it:
 <tool_call>
 {{"name": "NAME", "arguments": {{...}}}}
-</tool_call>"""
+</tool_call>
+{several} What a tool returns comes back between <tool_response> and </tool_response>."""
+_MUST = "You answer by calling tools."
+_MAY = "You can call tools. Call one where it helps, and otherwise answer in plain text."
+_MANY, _ONE = "Write one such block for each call.", "Call one tool only."
+_ASKED = "Facet asks whether this is written"
 
 
-def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
-    """The conversation with the tools and the form of calls in its system message."""
+def tell_tools(
+    messages: list[Message], tools: list[Tool], template: ChatTemplate, *, must: bool, several: bool
+) -> list[Message]:
+    """The conversation with the tools and the form of calls in its system message, or in the first message
+    if the template writes none of the system.
+
+    `must`: the answer has to be calls. `several`: there may be more than one.
+    """
     described: list[dict[str, Any]] = [tool.for_template()["function"] for tool in tools]
-    told = _TOLD.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in described))
-    if messages and messages[0].role in ("system", "developer"):
-        first = messages[0].model_copy(update={"content": joined([messages[0].content, told])})
-        return [first, *messages[1:]]
-    return [Message(role="system", content=told), *messages]
+    told = _TOLD.format(
+        may=_MUST if must else _MAY,
+        several=_MANY if several else _ONE,
+        tools="\n".join(json.dumps(each, ensure_ascii=False) for each in described),
+    )
+    first, *rest = messages
+    if first.role in ("system", "developer"):
+        return [first.model_copy(update={"content": joined([first.content, told])}), *rest]
+    if _takes_system(template):
+        return [Message(role="system", content=told), *messages]
+    return [first.model_copy(update={"content": joined([told, first.content])}), *rest]
+
+
+def _takes_system(template: ChatTemplate) -> bool:
+    try:
+        said = template.render([{"role": "system", "content": _ASKED}, {"role": "user", "content": "hi"}])
+    except BadRequest:
+        return False
+    return _ASKED in said
 
 
 def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:

@@ -138,6 +138,11 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
         return read_tool_choice(self.tool_choice)
 
     @property
+    def may_be_told(self) -> bool:
+        """Whether tools may be described in text: the client's own template shows them itself."""
+        return self.chat_template is None or self.choice.mode == "required"
+
+    @property
     def style(self) -> AnswerStyle | None:
         """What is said of the manner of the answer, if anything is."""
         style = AnswerStyle(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest
@@ -20,11 +22,19 @@ from server.reading.system_messages import TOLD_DIALECT
 from server.requests.sampling_params import SamplingParams
 from server.schemas.chat import ChatRequest
 from server.text.detokenizer import is_mark
+from server.text.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 FREE_CALLS = (
     "Under `tool_choice` auto the calls of this model cannot be held to a grammar, "
     "because the tokens that open them also open text"
 )
+TOLD = (
+    "tools: the chat template of this model has no form of calls, so that they are described to it in text, "
+    "and calls are read as JSON between <tool_call> and </tool_call>"
+)
+_told: WeakSet[Tokenizer] = WeakSet()
+"""The tokenizers of models for which the log says that tools are described in text."""
 _REQUIRE = "Ask with `tool_choice` required, or without `strict`."
 NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
 _ENDS_SOONER = "min_tokens: not enforced where the form of the answer is complete sooner"
@@ -54,7 +64,9 @@ async def plan_answer(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation, owner: str
 ) -> AnswerPlan:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
-    plan = tell_of_least(await _plan_calls(frontend, config, chat, conversation, owner), chat.min_tokens)
+    format, warnings = _find_format(frontend, config, chat, conversation)
+    plan = await _plan_calls(frontend, format, chat, conversation, owner)
+    plan = tell_of_least(replace(plan, warnings=[*warnings, *plan.warnings]), chat.min_tokens)
     budget = chat.thinking_budget
     if plan.format is None or plan.format.thinking is None:
         return plan if budget is None else replace(plan, warnings=[*plan.warnings, NO_REASONING])
@@ -123,21 +135,33 @@ def tell_of_least(plan: AnswerPlan, min_tokens: int | None) -> AnswerPlan:
     return replace(plan, warnings=[*plan.warnings, _ENDS_SOONER])
 
 
+def _find_format(
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+) -> tuple[AnswerFormat, list[str]]:
+    """The format of the answers to a conversation, and what the client is told of it."""
+    tokenizer, parser, warnings = frontend.tokenizer, config.tool_call_parser, list[str]()
+    format = find_format(tokenizer, parser, config.reasoning_parser)
+    if format.dialect is None and any(map(chat.choice.allows, conversation.tools)):
+        is_told = parser == AUTO and chat.may_be_told
+        warnings = [TOLD if is_told else NO_FORM]
+        if is_told:
+            format = find_format(tokenizer, TOLD_DIALECT, config.reasoning_parser)
+            if tokenizer not in _told:
+                _told.add(tokenizer)
+                _log.warning("%s: %s (docs/tools.md)", config.model_names[0], TOLD)
+    return format if chat.separate_reasoning else replace(format, thinking=None), warnings
+
+
 async def _plan_calls(
-    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation, owner: str
+    frontend: Frontend, format: AnswerFormat, chat: ChatRequest, conversation: Conversation, owner: str
 ) -> AnswerPlan:
     """Plans calls of tools, and the form of the answer beside them."""
-    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    if not chat.separate_reasoning:
-        format = replace(format, thinking=None)
-    choice, prompt, level = chat.choice, conversation.end, config.tool_strict_level
+    choice, prompt, level = chat.choice, conversation.end, frontend.config.tool_strict_level
     required = choice.mode == "required"
     form = None if required else chat.asked_form()  # what is required is calls alone
     names = [name for name in conversation.tools if choice.allows(name)]
-    if names and format.dialect is None and required and config.tool_call_parser == AUTO:
-        format = find_format(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
     if not names or format.dialect is None:
-        plan = AnswerPlan(format if format.thinking else None, warnings=[NO_FORM] if names else [])
+        plan = AnswerPlan(format if format.thinking else None)
         return plan if form is None else await plan_form(frontend, form, plan, prompt, owner=owner)
     tools = _asked_tools(conversation, names, every=required or level == "parameter")
     several = chat.parallel_tool_calls is not False and not choice.is_named
