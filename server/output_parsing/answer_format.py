@@ -225,7 +225,7 @@ class AnswerWriter:
         calls = lark.sequence(lark.literal(self._opener), self._behind())
         if self._several and not dialect.format.holds_several(self._opener):
             calls = lark.many(calls, lark.literal(dialect.between) or ANY_SPACE)
-        return lark.sequence(lark.literal(dialect.before_first), calls)
+        return f"{lark.literal(dialect.before_first)} {calls}".lstrip()
 
     def _behind(self) -> str:
         """What stands behind an opener."""
