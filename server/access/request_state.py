@@ -16,7 +16,7 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import Caller, caller_at
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem
-from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
+from server.media.prompt import NO_MEDIA, UNREAD, LaidMedia, MediaNeeded
 from server.model_facts import Right
 from server.requests.timing import RequestTimes
 
@@ -122,7 +122,7 @@ class RequestState:
             with watch:
                 items = await reader.prepare(needed, inline or InlineFiles(), key, self.caller.owner)
             self.media_items = {item.hash: item for item in items.values()}
-            found = await read(reader.lay(items))
+            found = await read({**dict.fromkeys(needed.parts, UNREAD), **reader.lay(items)})
         if inline is not None:
             inline.check_taken()
         return found

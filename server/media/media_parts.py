@@ -172,13 +172,10 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
                 f"{count}. The operator sets this with --limit-mm-per-prompt.",
                 "messages",
             )
-    return [
-        MediaPart(
-            MEDIA_PARTS[part["type"]],
-            part.get(part["type"]),
-            part.get("detail") == "low",
-            part.get("uuid"),
-            part.get(_GRID),
-        )
-        for part in found
-    ]
+    return list(map(media_part, found))
+
+
+def media_part(part: Mapping[str, str]) -> MediaPart:
+    """The item that a part of a message names."""
+    kind, low = part["type"], part.get("detail") == "low"
+    return MediaPart(MEDIA_PARTS[kind], part.get(kind), low, part.get("uuid"), part.get(_GRID))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
 from models.media.item import AudioProcessor, Processor, VideoProcessor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
-from server.errors import BadRequest, Unprocessable
+from server.errors import ApiError, BadRequest, Unprocessable
 from server.helpers.job_queue import Helpers
 from server.media.fetch import Fetcher
 from server.media.inline_files import InlineFiles
@@ -28,6 +30,8 @@ from server.options.media_options import SERVED_KINDS, MediaOptions
 from server.options.server_flags import ServerConfig
 from server.text.tokenizer import Tokenizer
 from worker.worker_facts import WorkerFacts
+
+_log = logging.getLogger(__name__)
 
 _WAITING = 8
 """How many requests of the most bytes may wait until their media are prepared."""
@@ -115,13 +119,23 @@ class MediaReader:
     async def prepare(
         self, needed: MediaNeeded, inline: InlineFiles, key: str, owner: str = ""
     ) -> dict[MediaPart, KeptItem]:
-        """The items that a request of this owner needs, all prepared at once. Raises the error with which it
-        ends. `key` names the API key within which names of items are known."""
+        """The items that a request of this owner needs, all prepared at once; those of tools that cannot be
+        read are missing. Raises the error with which the request ends. `key` names the API key within which
+        names of items are known."""
         if needed.settings:
             self._check_settings(needed.settings)
         io, names, taken = self._read_io(needed.io), (key, needed.salt), 0
 
-        async def item(part: MediaPart) -> KeptItem:
+        async def item(part: MediaPart) -> KeptItem | None:
+            try:
+                return await read(part)
+            except ApiError as error:
+                if part not in needed.of_tools or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise
+                _log.info("a file in a tool's result is left out, as it cannot be read: %s", error)
+                return None
+
+        async def read(part: MediaPart) -> KeptItem:
             nonlocal taken
             if part.url is None:
                 return self._named(part.uuid or "", *names)
@@ -129,8 +143,8 @@ class MediaReader:
             if content is None and part.grid is not None:
                 content = MediaFile(part.url.encode(), is_base64=True)
             content = content or await self.read(part.url)
-            taken += len(content.data)
-            self._check_bytes(taken)
+            self._check_bytes(size := taken + len(content.data))
+            taken = size
             made = await self._make(content, part, needed.settings, io, owner)
             if part.uuid is not None:
                 self.kept.name(part.uuid, *names, made)
@@ -139,7 +153,8 @@ class MediaReader:
         parts = list(dict.fromkeys(needed.parts))
         tasks = [asyncio.create_task(item(part)) for part in parts]
         try:
-            return dict(zip(parts, await asyncio.gather(*tasks), strict=True))
+            found = zip(parts, await asyncio.gather(*tasks), strict=True)
+            return {part: item for part, item in found if item is not None}
         finally:
             for task in tasks:
                 task.cancel()

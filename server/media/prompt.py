@@ -39,6 +39,10 @@ class Laid(msgspec.Struct, frozen=True):
     layout: Layout
 
 
+UNREAD = Laid(b"", Layout([], []))
+"""An item of a tool that could not be read: a text stands in its place."""
+
+
 class Placed(msgspec.Struct, frozen=True, gc=False):
     """The place of an item in a prompt."""
 
@@ -91,13 +95,19 @@ class MediaNeeded(Exception):
     """Raised where a prompt is written whose items are not prepared: then it is written again."""
 
     def __init__(
-        self, parts: Sequence[MediaPart], salt: str, settings: Mapping[str, Any], io: Mapping[str, Any]
+        self,
+        parts: Sequence[MediaPart],
+        salt: str,
+        settings: Mapping[str, Any],
+        io: Mapping[str, Any],
+        of_tools: Sequence[MediaPart] = (),
     ) -> None:
         """`salt` is the request's cache salt, within which names of items are known. `settings` are its own
-        for the processor of media, and `io` for how files are read."""
+        for the processor of media, and `io` for how files are read. `of_tools` may turn out to be unreadable:
+        nobody but the model and its tools has sent them."""
         super().__init__()
         self.parts, self.salt = list(parts), salt
-        self.settings, self.io = dict(settings), dict(io)
+        self.settings, self.io, self.of_tools = dict(settings), dict(io), list(of_tools)
 
 
 class Written(msgspec.Struct, frozen=True, dict=True):

@@ -78,6 +78,8 @@ class Needed(msgspec.Struct, frozen=True, tag=True):
     salt: str
     settings: dict[str, Any]
     io: dict[str, Any]
+    of_tools: list[MediaPart] = []
+    """The items that may turn out to be unreadable."""
 
 
 Answer = Done | Needed
@@ -107,7 +109,7 @@ def read_body(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Ans
         body: Body = read_json(raw, _validator(reading.name), notes)
         result = msgspec.msgpack.encode(_packed(reading.read(body, context)))
     except MediaNeeded as needed:
-        return Needed(needed.parts, needed.salt, needed.settings, needed.io)
+        return Needed(needed.parts, needed.salt, needed.settings, needed.io, needed.of_tools)
     except ApiError as error:
         in_clients_words(error, notes.client_names)
         raise

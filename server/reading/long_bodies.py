@@ -104,5 +104,5 @@ class LongBodies:
 def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     """What an answer holds. Raises MediaNeeded if it names media."""
     if isinstance(answer, Needed):
-        raise MediaNeeded(answer.parts, answer.salt, answer.settings, answer.io)
+        raise MediaNeeded(answer.parts, answer.salt, answer.settings, answer.io, answer.of_tools)
     return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result), answer.notes)

@@ -12,6 +12,7 @@ import msgspec
 from server.errors import BadRequest, no_chats, refuse_for_sources
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import (
+    UNREAD,
     LaidMedia,
     MediaNeeded,
     Placed,
@@ -38,6 +39,7 @@ from server.schemas.body import check_text
 from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
+from server.schemas.repaired_history import WRITTEN
 from server.schemas.sampling_fields import GenerationBody, RequestBody
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -235,7 +237,8 @@ def write_answered(
         return write_conversation(options, messages, context, style)  # no history, and no files
     messages, files = take_row_files(messages)
     write = partial(write_conversation, options, context=context, style=style)
-    written = write_restated(messages, context.tokenizer.chat, context.facts.media, write)
+    unread = {part for part, laid in context.media.items() if laid == UNREAD}
+    written = write_restated(messages, context.tokenizer.chat, context.facts.media, write, unread)
     return with_row_files(written, files) if files else written
 
 
@@ -367,14 +370,17 @@ def need_media(
     conversations: Iterable[Sequence[Message]], options: TemplateOptions, context: ReadingContext
 ) -> list[MediaPart]:
     """The media of all conversations. Raises MediaNeeded if some are not prepared."""
-    parts: list[MediaPart] = []
+    parts, of_others = list[MediaPart](), set[MediaPart]()
     for messages in conversations:
         parts += find_parts([message.content for message in messages], context.facts.media)
+        said = [message.content for message in messages if message.role not in WRITTEN]
+        of_others.update(find_parts(said, context.facts.media))
     if parts and any(part not in context.media for part in parts):
         _check_trusted(options, context)
         settings, io = options.mm_processor_kwargs or {}, options.media_io_kwargs or {}
         salt = options.cache_salt if isinstance(options, RequestBody) else None
-        raise MediaNeeded(parts, salt or "", settings, io)
+        of_tools = [part for part in parts if part not in of_others]
+        raise MediaNeeded(parts, salt or "", settings, io, of_tools)
     return parts
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 
 import msgspec
 
 from server.errors import BadRequest
-from server.media.media_parts import MEDIA_PARTS
+from server.media.media_parts import MEDIA_PARTS, MediaPart, media_part
 from server.media.prompt import Written
 from server.model_facts import MediaFacts
 from server.reading.system_messages import arranged, joined
@@ -19,20 +19,29 @@ from server.schemas.repaired_history import WRITTEN
 from server.text.chat_template import ChatTemplate
 
 MEDIA_LEFT_OUT = "media in messages of tools left out, which the model does not take"
+MEDIA_UNREAD = "media in messages of tools that could not be read, shown as text"
+_WORDS: dict[str, str] = {"image": "picture", "audio": "sound", "video": "video"}
 Write = Callable[[list[Message]], Written]
 
 
 def write_restated(
-    messages: list[Message], template: ChatTemplate, media: MediaFacts | None, write: Write
+    messages: list[Message],
+    template: ChatTemplate,
+    media: MediaFacts | None,
+    write: Write,
+    unread: Collection[MediaPart] = (),
 ) -> Written:
-    """What `write` makes of the messages, in the first form that it takes."""
+    """What `write` makes of the messages, in the first form that it takes. `unread` are the media of tools
+    that could not be read."""
     roles = [message.role for message in messages]
     if ("system" in roles[1:] or "developer" in roles[1:]) and not template.takes_late_system:
         messages = arranged(messages, template)
     if not ("assistant" in roles or "tool" in roles or "function" in roles):
         return write(messages)
-    shown, left_out = fit_media(messages, {} if media is None else media.most)
-    notes = [f"{MEDIA_LEFT_OUT} ({left_out})"] if left_out else []
+    shown, count = show_unread(messages, unread) if unread else (messages, 0)
+    shown, left_out = fit_media(shown, {} if media is None else media.most)
+    notes = [f"{MEDIA_UNREAD} ({count})"] if count else []
+    notes += [f"{MEDIA_LEFT_OUT} ({left_out})"] if left_out else []
     refusals: list[BadRequest] = []
     for note, form in _forms(shown, template):
         try:
@@ -127,6 +136,21 @@ def _as_marked(message: Message) -> Message:
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     content = joined([message.content, *texts]) if message.content else "\n".join(texts)
     return message.model_copy(update={"content": content, "tool_calls": None}) if calls else message
+
+
+def show_unread(messages: list[Message], unread: Collection[MediaPart]) -> tuple[list[Message], int]:
+    """The messages with a text in place of each of these media, and how many these are."""
+    shown, count = [*messages], 0
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        parts = message.content.copy()
+        for at, part in enumerate(parts):
+            if (kind := MEDIA_PARTS.get(part["type"])) is not None and media_part(part) in unread:
+                parts[at] = {"type": "text", "text": f"[{_WORDS[kind]} that could not be read]"}
+                count += 1
+        shown[index] = message.model_copy(update={"content": parts})
+    return shown, count
 
 
 def fit_media(messages: list[Message], most: Mapping[str, int]) -> tuple[list[Message], int]:

@@ -108,17 +108,6 @@ async def test_other_apis_have_pictures_too(
     assert counted["input_tokens"] == len(tokens)
 
 
-async def test_results_of_tools_may_be_pictures(
-    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
-) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": data_url(PICTURE).partition(",")[2]}
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "image", "source": source}]}
-    call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}, *user(result)]
-    await post(client, "/v1/messages", model="tiny", max_tokens=2, messages=talk)
-    assert sent(frontend)[0][-7:-1] == [PAD + 1, *[PAD] * 4, PAD + 2]
-
-
 async def test_named_items_need_no_content_again(
     client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
 ) -> None:
