@@ -45,6 +45,9 @@ ANTHROPIC = "/v1/messages"
 OLLAMA = "/api/"
 """The beginning of the paths of Ollama's API."""
 
+SYSTEM_ONE = "/v1/systemone"
+"""The path of TypeSafe's API."""
+
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -225,7 +228,23 @@ def error_body(error: ApiError, path: str) -> dict[str, object]:
         return anthropic_error(error.status, error.message)
     if path.startswith(OLLAMA):
         return {"error": error.sentence}
-    return error.body()
+    return system_one_error(error) if path == SYSTEM_ONE else error.body()
+
+
+def status_at(error: ApiError, path: str) -> int:
+    """The status of an error in the API that a path belongs to."""
+    return 422 if path == SYSTEM_ONE and error.status == 400 else error.status
+
+
+def system_one_error(error: ApiError) -> dict[str, object]:
+    """An error as TypeSafe's API says it: where a body is wrong, or what else went wrong."""
+    if status_at(error, SYSTEM_ONE) != 422:
+        kind = _ANTHROPIC_TYPES.get(
+            error.status, "invalid_request_error" if error.status < 500 else "api_error"
+        )
+        return {"detail": {"error_type": kind, "message": error.message}}
+    place = [error.param.removeprefix("body.")] if error.param and error.param != "body" else []
+    return {"detail": [{"loc": ["body", *place], "msg": error.message, "type": "value_error"}]}
 
 
 def anthropic_error(status: int, message: str) -> dict[str, object]:

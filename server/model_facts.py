@@ -244,7 +244,7 @@ class SourceFacts(msgspec.Struct, frozen=True):
 
 TAG = ":latest"
 """The tag of a model's name in Ollama's API that may be left out."""
-ANY_MODEL = frozenset({"tgi", "tei", "dummy"})
+ANY_MODEL = frozenset({"tgi", "tei", "dummy", "jev-latest"})
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -275,6 +275,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A chat template with the roles query and document, or its name, where one text is made of two."""
     int8_ranges: tuple[tuple[float, ...], ...] = ()
     """The least of each number of a vector and the greatest; empty if the operator has not said them."""
+    temperatures: dict[str, float] = {}
+    """By what log-probabilities of decisions are divided, by kinds of questions; 1 for those without."""
     limits: Limits = LIMITS
     media: MediaFacts | None = None
     """None if requests can have texts only."""
@@ -294,6 +296,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may ask for."""
         return tuple(task for task in self.ready.worker.tasks if task != _ALIGN)
+
+    @property
+    def decides_by(self) -> str | None:
+        """How the model answers typed questions: by the log-probabilities of letters; None if it does not."""
+        return "letters" if GENERATE in self.tasks and self.sources is None else None
 
     @property
     def tells_words(self) -> bool:

@@ -15,8 +15,9 @@ from server.schemas.conversations.response_input import InputReader
 T = TypeVar("T")
 
 BatchPath = Literal[
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations"
-]
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations",
+    "/v1/decisions", "/v1/systemone",
+]  # fmt: skip
 """Endpoints of which batches may be."""
 LEAST_KEPT, MOST_KEPT = 3600, 30 * 86_400
 """Seconds for which a file may be kept."""

@@ -90,7 +90,7 @@ class BeamRequests:
         ids = [stream.id for stream in streams]
         self._admission.streams.update(ids)
         try:
-            return [await _last(stream) for stream in streams]
+            return [await last_answer(stream) for stream in streams]
         finally:
             self._client.abort(ids)
             self._admission.streams.difference_update(ids)
@@ -132,7 +132,7 @@ class BeamRequests:
         )
 
 
-async def _last(stream: Stream[Tokens]) -> Tokens | Failed:
+async def last_answer(stream: Stream[Tokens]) -> Tokens | Failed:
     """The terminal answer to a request for one token, which brings that token."""
     async for output in stream:
         if isinstance(output, Failed) or output.finish is not None:

@@ -20,7 +20,7 @@ from engine_core.protocol import Failed, Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import Caller, of_later_texts
 from server.errors import from_engine
-from server.frontend.beam_requests import BeamRequests
+from server.frontend.beam_requests import BeamRequests, last_answer
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta
 from server.media.media_cache import KeptItem as MediaItem
@@ -216,6 +216,52 @@ class EngineRequests:
                 tell()
         finally:
             frontend.client.abort(left := [stream.id for stream, _ in waiting])
+            admission.streams.difference_update(left)
+        return answers
+
+    async def tell(
+        self,
+        prompts: Sequence[tuple[list[int], Sampling]],
+        admission: Admission,
+        *,
+        replica: int | None = None,
+        **options: Unpack[AddOptions],
+    ) -> list[Tokens | Failed]:
+        """Returns what an engine says of the token behind each prompt, in order. The parameters of each ask
+        for one token.
+
+        `admission` has `places_for` the prompts: so many are in the engine at once. `options` are of all.
+        """
+        frontend, client = self._frontend, self._frontend.client
+        frontend.require_ready()
+        admission.check()
+        answers: list[Tokens | Failed] = []
+        waiting: deque[Stream[Tokens]] = deque()
+        window, began = self.places_for(len(prompts), admission.caller), time.monotonic()
+        try:
+            while len(answers) < len(prompts):
+                sent = len(answers) + len(waiting)
+                if len(waiting) <= window // 2 and sent < len(prompts):
+                    batch = prompts[sent : len(answers) + window]
+                    told = of_later_texts(options, time.monotonic() - began) if sent else options
+                    waiting.extend(client.submit_all(batch, replica=replica, **told))
+                    admission.streams.update([stream.id for stream in waiting])
+                stream = waiting.popleft()
+                answer = await last_answer(stream)
+                admission.streams.discard(stream.id)
+                admission.check()
+                if not isinstance(answer, Failed) and answer.finish == "abort":
+                    answer = Failed(stream.id, 503, "the request was ended before it was done")
+                if isinstance(answer, Failed):
+                    frontend.metrics.finished("error")
+                else:
+                    took = time.monotonic() - began
+                    length = len(prompts[len(answers)][0])
+                    frontend.metrics.pooled(length, answer.cached, took, answer.timing)
+                    admission.begun = True
+                answers.append(answer)
+        finally:
+            client.abort(left := list(admission.streams))
             admission.streams.difference_update(left)
         return answers
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.access.request_state import path_of
-from server.errors import ApiError, HttpError, Internal, error_body
+from server.errors import ApiError, HttpError, Internal, error_body, status_at
 
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left before the answer."""
@@ -31,7 +31,7 @@ def explain(request: Request, error: Exception) -> Response:
 def error_response(error: ApiError, path: str, *, close: bool = False) -> JSONResponse:
     """The answer to a request for `path` that ended in `error`."""
     headers = {**error.headers(), **({"Connection": "close"} if close else {})}
-    return JSONResponse(error_body(error, path), error.status, headers)
+    return JSONResponse(error_body(error, path), status_at(error, path), headers)
 
 
 def _from_http(request: Request, error: HTTPException) -> ApiError:

@@ -23,6 +23,8 @@ from worker import logs
 from worker.options import MEMORY, MODEL, OptionDoc, share_or_size
 from worker.protocol import LogprobsMode
 
+TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
+
 
 class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the vectors that a model makes."""
@@ -32,6 +34,16 @@ class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
     default_prompt_name: Annotated[str | None, OptionDoc(MODEL)] = None
     """The prompt to put before texts to embed if a request names none."""
+
+
+class DecisionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of questions with fixed answers (docs/decisions_api.md)."""
+
+    decide_orders: Annotated[int, OptionDoc(ANSWERS, least=1, most=2)] = 2
+    """In how many orders the options of a choice are shown to the model; the answer is the mean. 1 takes half
+    the time, and the place of an option then counts."""
+    calibration: Annotated[str | None, OptionDoc(ANSWERS)] = None
+    """A file of temperatures for the probabilities of decisions, which `facet calibrate` writes."""
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +65,6 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         return int((usual if self.batch_gib is None else self.batch_gib) * (1 << 30))
 
 
-TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
 ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
@@ -288,6 +299,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     media: MediaOptions = MediaOptions()
     vectors: VectorOptions = VectorOptions()
     batches: BatchOptions = BatchOptions()
+    decisions: DecisionOptions = DecisionOptions()
     adapters: AdapterOptions = AdapterOptions()
 
     data_parallel_size: Annotated[int, OptionDoc(WORKERS, least=1, short="-dp")] = 1

@@ -11,6 +11,7 @@ import msgspec
 from server.errors import BadRequest, too_many
 from server.model_facts import Facts
 from server.reading import other_apis, prompts, tokenizing
+from server.reading.decisions import ReadDecisions, read_decisions, work_of_decisions
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.labels.entities import Span, read_entity_texts
@@ -23,6 +24,8 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.schemas.conversations.cohere_chat import CohereChatRequest
 from server.schemas.conversations.responses import ResponsesRequest
+from server.schemas.decisions.openai_decisions import DecisionRequest
+from server.schemas.decisions.system_one import SystemOneRequest
 from server.schemas.messages import Message
 from server.schemas.moderations import ModerationRequest
 from server.schemas.ollama.requests import (
@@ -256,6 +259,8 @@ BATCH_CHAT = _conversation(
 RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_response, Conversation)
 MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
 COHERE_CHAT = _conversation("cohere_chat", CohereChatRequest, other_apis.read_messages, Conversation)
+DECISIONS = _conversation("decisions", DecisionRequest, read_decisions, ReadDecisions, work_of_decisions)
+SYSTEM_ONE = Reading("system_one", SystemOneRequest, read_decisions, ReadDecisions, work=work_of_decisions)
 COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)
 INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, other_apis.count_tokens, int)
 OLLAMA_CHAT = _conversation("ollama_chat", OllamaChatRequest, other_apis.read_ollama, Conversation)

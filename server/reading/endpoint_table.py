@@ -114,6 +114,8 @@ TABLE = (
     _row("/v1/chat/completions/batch", use=GENERATES, reading=bodies.BATCH_CHAT),
     _row("/v1/responses", use=GENERATES, reading=bodies.RESPONSES, streams=True, continues=True),
     _row("/v1/responses/input_tokens", reading=bodies.INPUT_TOKENS, continues=True),
+    _row("/v1/decisions", use=GENERATES, reading=bodies.DECISIONS),
+    _row("/v1/systemone", use=GENERATES, reading=bodies.SYSTEM_ONE),
     _row("/v1/messages", use=GENERATES, reading=bodies.MESSAGES, streams=True),
     _row("/v2/chat", "/cohere/v2/chat", use=GENERATES, reading=bodies.COHERE_CHAT, streams=True),
     _row("/v1/messages/count_tokens", reading=bodies.COUNT_TOKENS),

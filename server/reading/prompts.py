@@ -33,6 +33,7 @@ from server.reading.infill import prompts_of
 from server.reading.restated_history import as_texts, write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
+from server.requests.decisions import ORDERS
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling_params import check_logprobs, kept_tokens
 from server.schemas.body import check_text
@@ -55,6 +56,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
     trust_request_mm_kwargs: bool = False
     content_format: AskedFormat | None = None
     """The form of contents in templates, in place of the tokenizer's."""
+    decide_orders: int = ORDERS
 
     @classmethod
     def of(cls, config: ServerConfig) -> ReadingOptions:
@@ -64,6 +66,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
             config.strict_fields,
             config.tool_call_parser,
             config.media.trust_request_mm_kwargs,
+            decide_orders=config.decisions.decide_orders,
         )
 
 

@@ -19,6 +19,7 @@ from server.model_facts import GENERATE, Facts, SourceFacts, score_type
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import describe_format
 from server.output_parsing.parser_plugins import load_parsers
+from server.requests.decisions import read_temperatures
 from server.requests.generation_config import read_defaults, read_generation_config
 from server.requests.vectors import read_ranges
 from server.text.tokenizer import Tokenizer
@@ -145,7 +146,13 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         score_template=_score_template(tokenizer, model, pooling),
         sources=_sources(config, ready, folder, model),
         int8_ranges=() if config.vectors.int8_ranges is None else _ranges(config.vectors.int8_ranges, ready),
+        temperatures={**_temperatures(config)},
     )
+
+
+def _temperatures(config: ServerConfig) -> Mapping[str, float]:
+    file = config.decisions.calibration
+    return {} if file is None else read_temperatures(Path(file).expanduser())
 
 
 def _sources(config: ServerConfig, ready: Ready, folder: Path, model: ModelConfig) -> SourceFacts | None:

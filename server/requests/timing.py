@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.engine_stats import Timing
-from engine_core.protocol import Pooled
+from engine_core.protocol import Pooled, Tokens
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -42,7 +42,7 @@ class EngineTimes:
         self.queued_time, self.prefill_time, self.decode_time = timing.queued, timing.prefill, timing.decode
         self._add_cost(timing)
 
-    def add_round(self, answers: Sequence[Pooled]) -> None:
+    def add_round(self, answers: Sequence[Pooled | Tokens]) -> None:
         """Take the times of texts that were sent at once. What a request sends in turn adds up."""
         last, latest, expected = None, -1.0, -1.0
         for answer in answers:

@@ -79,12 +79,28 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
     media: CardMedia | None
     """None if the model takes only texts. Clients of OpenAI ignore this field."""
+    decides_by: str | None = None
+    """How it answers typed questions (docs/decisions_api.md); None if it does not."""
     permission: list[dict[str, object]]
+
+
+class ModelName(msgspec.Struct):
+    """A model in TypeSafe's list."""
+
+    name: str
+    description: str
+    release_date: str = ""
+    """Of checkpoints it is not known."""
 
 
 class ModelList(msgspec.Struct):
     data: list[ModelCard]
     object: str = "list"
+    models: list[ModelName] = []
+    """The same for TypeSafe's clients."""
+
+    def __post_init__(self) -> None:
+        self.models = [ModelName(card.id, f"{card.root}: {', '.join(card.tasks)}") for card in self.data]
 
 
 @router.get("/v1/models")
@@ -173,6 +189,7 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
         media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
+        decides_by=facts.decides_by,
         permission=[_permission(name, facts.created)],
     )
 
@@ -198,6 +215,7 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
         memory=slot.size or None,
         quantization=None if facts is None else facts.ready.quantization,
         media=None if taken is None else CardMedia(*taken),
+        decides_by=None if facts is None else facts.decides_by,
         permission=[_permission(name, created)],
     )
 

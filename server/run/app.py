@@ -21,7 +21,7 @@ from server.batches.app_call import OwnerCalls
 from server.batches.folder import Folder
 from server.batches.responses import KeptResponses
 from server.batches.runner import Runner
-from server.errors import ANTHROPIC, OLLAMA, ApiError
+from server.errors import ANTHROPIC, OLLAMA, SYSTEM_ONE, ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
@@ -45,6 +45,7 @@ from server.routes import (
     batches,
     chat,
     completions,
+    decisions,
     developer,
     models,
     pooling,
@@ -80,6 +81,7 @@ _ANTHROPIC_ERROR = _object(
     "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
 )
 _OLLAMA_ERROR = _object("error", error=_TEXT)
+_SYSTEM_ONE_ERROR = _object("detail", detail={"type": ["array", "object"]})
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
@@ -104,7 +106,7 @@ def _error_schema(path: str) -> dict[str, Any]:
         return _ANTHROPIC_ERROR
     if path.startswith(OLLAMA):
         return _OLLAMA_ERROR
-    return _ERROR
+    return _SYSTEM_ONE_ERROR if path == SYSTEM_ONE else _ERROR
 
 
 def _document(operation: dict[str, Any], path: str) -> None:
@@ -128,6 +130,7 @@ _ROUTES = (
     kept_conversations,
     messages,
     cohere_chat,
+    decisions,
     pooling,
     entities,
     moderations,

@@ -67,7 +67,8 @@ def check_files(config: ServerConfig) -> None:
 
 
 def check_kept(config: ServerConfig) -> None:
-    """Raises OptionError if the folder of work that waits, or the table of moderation, cannot be used."""
+    """Raises OptionError if the folder of work that waits, the table of moderation, or the calibration of
+    decisions cannot be used."""
     if (table := config.moderation_categories) is not None:
         from server.requests.labels.moderation import read_table  # few servers need it
 
@@ -75,6 +76,13 @@ def check_kept(config: ServerConfig) -> None:
             read_table(Path(table))
         except ValueError as error:
             raise OptionError(f"--moderation-categories {error}") from None
+    if (calibration := config.decisions.calibration) is not None:
+        from server.requests.decisions import read_temperatures  # few servers need it
+
+        try:
+            read_temperatures(Path(calibration).expanduser())
+        except ValueError as error:
+            raise OptionError(f"--calibration {error}") from None
     if (folder := config.batches.batch_dir) is not None:
         from server.batches.folder import Folder  # few servers need it
 

@@ -24,7 +24,7 @@ from engine_core.client.operator_commands import OperatorCommands
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.prompt_media import Media
-from engine_core.protocol import Pooled, Tokens
+from engine_core.protocol import Failed, Pooled, Tokens
 from server import errors
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import Caller
@@ -170,6 +170,12 @@ class FakeFrontend:
     """The items and the other arguments of each call of pool."""
     pooled_media: list[tuple[Media, ...]] = field(default_factory=list)
     """The media of each item of the last call of pool."""
+    told: list[tuple[list[list[int]], dict[str, object]]] = field(default_factory=list)
+    """The prompts and the other arguments of each call of tell."""
+    told_of: Callable[[list[int], int], float] = lambda prompt, token: -1.0 - token / 256
+    """A function from a prompt and a token to the log-probability of that behind it."""
+    tell_errors: dict[int, Failed] = field(default_factory=dict)
+    """The failures of prompts, by their numbers among all."""
     groups: int = 0
     flow: list[tuple[Admission, bool]] = field(default_factory=list)
     """What was said of clients that do not read, or do again."""
@@ -316,6 +322,29 @@ class FakeFrontend:
             return [Pooled(id=0, vectors=self.answer_of(item), **more) for item in items]
         finally:
             self.running -= 1
+
+    async def tell(
+        self,
+        prompts: Sequence[tuple[list[int], Sampling]],
+        admission: Admission,
+        *,
+        replica: int | None = None,
+        **options: Unpack[AddOptions],
+    ) -> list[Tokens | Failed]:
+        """Tells of each prompt what `told_of` says."""
+        first = sum(len(sent) for sent, _ in self.told)
+        self.told.append(([tokens for tokens, _ in prompts], {**options, "replica": replica}))
+        more = {"cached": self.cached, "timing": self.timing, "finish": "length"}
+        return [
+            self.tell_errors.get(first + number)
+            or Tokens(
+                id=0,
+                tokens=[0],
+                logprobs=[TokenLogprobs([0], [0.0], 1, [self.told_of(tokens, id) for id in params.told])],
+                **more,
+            )
+            for number, (tokens, params) in enumerate(prompts)
+        ]
 
     def _maybe_fail(self, output: TextOutput) -> None:
         if self.error is not None and output.count >= self.tokens_before_error:

@@ -1,0 +1,1 @@
+"""Bodies and answers of APIs that ask typed questions about a text."""
