@@ -146,13 +146,14 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         score_template=_score_template(tokenizer, model, pooling),
         sources=_sources(config, ready, folder, model),
         int8_ranges=() if config.vectors.int8_ranges is None else _ranges(config.vectors.int8_ranges, ready),
-        temperatures={**_temperatures(config)},
+        temperatures=_temperatures(config),
     )
 
 
-def _temperatures(config: ServerConfig) -> Mapping[str, float]:
-    file = config.decisions.calibration
-    return {} if file is None else read_temperatures(Path(file).expanduser())
+def _temperatures(config: ServerConfig) -> dict[str, float]:
+    if (file := config.decisions.calibration) is None:
+        return {}
+    return {kind: each for kind, each in read_temperatures(Path(file).expanduser()).items()}
 
 
 def _sources(config: ServerConfig, ready: Ready, folder: Path, model: ModelConfig) -> SourceFacts | None:
