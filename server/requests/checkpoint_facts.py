@@ -153,7 +153,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
 def _temperatures(config: ServerConfig) -> dict[str, float]:
     if (file := config.decisions.calibration) is None:
         return {}
-    return {kind: each for kind, each in read_temperatures(Path(file).expanduser()).items()}
+    return dict(read_temperatures(Path(file).expanduser()).items())
 
 
 def _sources(config: ServerConfig, ready: Ready, folder: Path, model: ModelConfig) -> SourceFacts | None:

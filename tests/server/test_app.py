@@ -310,9 +310,9 @@ async def test_bodies_are_json_by_name(ready: GetReady, path: str) -> None:
         )
         for headers in ({}, *({"content-type": kind} for kind in kinds)):
             response = await http.post(path, content=b"{}", headers=headers)
-            error = error_of(response)
-            assert error["type"] in ("Bad Request", "invalid_request_error"), headers
-            assert "Unsupported Media Type: Only 'application/json' is allowed" in str(error["message"])
+            assert "Unsupported Media Type: Only 'application/json' is allowed" in response.text
+            if path != "/v1/systemone":  # whose errors have no type
+                assert error_of(response)["type"] in ("Bad Request", "invalid_request_error"), headers
 
 
 async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:
