@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-import msgspec
 import numpy as np
 import tokenizers
 from fake_client import FakeClient
+from fake_helpers import FakeGrammars, FakeLongBodies
 from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions
@@ -32,18 +32,14 @@ from server.access.keyring import Access
 from server.errors import ApiError, NotFound, Status
 from server.frontend.asks import Ask
 from server.frontend.text_output import Delta, TextOutput
-from server.grammar_checks.grammar_job import AskedGrammar, check
-from server.grammars.response_format import AnswerGrammar
+from server.grammar_checks.grammar_job import AskedGrammar
 from server.helpers.job_queue import Helpers
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.media_reader import MediaReader
-from server.media.prompt import NO_MEDIA, LaidMedia, as_media
+from server.media.prompt import as_media
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
-from server.reading.body_job import Answer, read_body
-from server.reading.body_table import BY_NAME, Reading
-from server.reading.long_bodies import ReadBody, opened
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.pooling import PooledText
 from server.requests.sampling_params import SamplingParams
@@ -385,35 +381,6 @@ def that_embeds_too(**fields: Any) -> FakeFrontend:
     frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]), **fields)
     frontend.serve("generate", "embed")
     return frontend
-
-
-class FakeGrammars:
-    """Checks grammars in this process, by what the real one sends and receives."""
-
-    def __init__(self, checked: list[AskedGrammar]) -> None:
-        self._checked = checked
-
-    async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
-        self._checked.append(asked)
-        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=AskedGrammar)
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=AnswerGrammar)
-
-
-class FakeLongBodies:
-    """Reads long bodies in this process, but sends and receives what helper processes would."""
-
-    def __init__(self, reader: ReadingContext, asked: list[str]) -> None:
-        self._reader = reader
-        self._asked = asked
-
-    async def read(
-        self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA, owner: str = ""
-    ) -> ReadBody[R]:
-        self._asked.append(reading.name)
-        facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
-        reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options, media)
-        sent = msgspec.msgpack.encode(read_body(BY_NAME[reading.name], raw, reader))
-        return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
 
 
 def vectors(numbers: object) -> Vectors:
