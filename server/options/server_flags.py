@@ -40,8 +40,8 @@ class DecisionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of questions with fixed answers (docs/decisions_api.md)."""
 
     decide_orders: Annotated[int, OptionDoc(ANSWERS, least=1, most=2)] = 2
-    """In how many orders the options of a choice are shown to the model; the answer is the mean. 1 takes half
-    the time, and the place of an option then counts."""
+    """The number of orders in which a model is shown the options of a choice; the answer is the mean. 1 takes
+    half the time, and the place of an option then counts."""
     calibration: Annotated[str | None, OptionDoc(ANSWERS)] = None
     """A file of temperatures for the probabilities of decisions, which `facet calibrate` writes."""
 

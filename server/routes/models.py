@@ -90,7 +90,7 @@ class ModelName(msgspec.Struct):
     name: str
     description: str
     release_date: str = ""
-    """Of checkpoints it is not known."""
+    """The date is not known of checkpoints."""
 
 
 class ModelList(msgspec.Struct):
