@@ -276,7 +276,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     int8_ranges: tuple[tuple[float, ...], ...] = ()
     """The least of each number of a vector and the greatest; empty if the operator has not said them."""
     temperatures: dict[str, float] = {}
-    """The temperature of the probabilities of decisions, for each kind of questions; 1 where there is none."""
+    """The temperature of decisions for each kind of questions; 1 where there is none."""
     limits: Limits = LIMITS
     media: MediaFacts | None = None
     """None if requests can have texts only."""
