@@ -72,7 +72,7 @@ class ModelState:
     labels: int = 0
     """The labels of a classifier, as its files say."""
     media: tuple[dict[str, int], int] | None = None
-    """The most items of each kind, and their bytes, if it takes media and was loaded."""
+    """The most items of each kind, and their bytes, if it takes media."""
     holds_adapters: bool = False
     """Whether adapters for tasks lie in its checkpoint."""
     ordered: dict[str, str] = field(default_factory=dict[str, str])
@@ -141,10 +141,10 @@ class ModelEngines:
         self._report("works", state.entry.id)
         state.facts = facts = frontend.facts
         state.tasks, state.max_len = facts.tasks, facts.max_model_len
-        if frontend.media is not None:
-            state.media = frontend.media.facts.most, frontend.media.most_bytes
-        taken = facts.ready.worker, config.engine, config.replicas.size, state.pids
-        slot.size = await asyncio.to_thread(self._memory.of_loaded, *taken)
+        taken = frontend.media
+        state.media = None if taken is None else (taken.facts.most, taken.most_bytes)
+        given = facts.ready.worker, config.engine, config.replicas.size, state.pids
+        slot.size = await asyncio.to_thread(self._memory.of_loaded, *given)
         _log.info("%s is loaded, and takes up to %d MiB", slot.name, slot.size >> 20)
         return frontend
 
@@ -210,6 +210,8 @@ class ModelEngines:
         def report(fraction: float) -> None:
             state.downloaded = fraction if fraction < 1 else None
 
+        from server.media.media_reader import find_taken  # what models of text alone do without
+
         check_modules(config)
         folder = find_checkpoint(config.engine, report)
         state.downloaded, state.holds_adapters = None, bool(task_adapters(folder))
@@ -227,6 +229,7 @@ class ModelEngines:
         )
         does = (next((task for is_it, task in kinds if is_it), "embed"),)
         state.tasks = SPEECH.get(model.architecture, does) if generates else does
+        state.media = find_taken(config.media, folder)
         weights = _weight_bytes(folder, model, config) + _adapter_bytes(config)
         replicas = config.replicas.size
         filled = _cached_bytes(model, config.engine.worker) * state.max_len if generates else 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import Literal
 
 from models.media.files import MediaFiles, with_settings
 from models.media.item import AudioProcessor, Processor, VideoProcessor
@@ -64,18 +65,42 @@ def media_facts(
     settings, embeds = options.mm_processor_kwargs, options.enable_mm_embeds
     _check_names(settings, files)
     processor = make_processor(with_settings(files, settings))
-    alone = not processor.placeholder or files.architecture.endswith("ForRetrieval")
-    video = processor if isinstance(processor, VideoProcessor) and "video" in most and not alone else None
+    alone, most = _is_alone(processor, files), _most_taken(processor, files, most)
+    video = processor if isinstance(processor, VideoProcessor) and "video" in most else None
     words = (video.video_placeholder, video.video_written) if video else ("", "")
-    kind = "audio" if isinstance(processor, AudioProcessor) else "image"
-    taken = (kind, "video") if video else (kind,)
-    most = {each: count for each, count in most.items() if each in taken}
+    kind = _kind_of(processor)
     reserved = _reserved(processor, words, tokenizer)
     placeholders = processor.placeholder, processor.written
     embeds = embeds and kind == "image"
     transcribes = getattr(processor, "transcribes", "")
     facts = MediaFacts(*placeholders, reserved, alone, most, *words, embeds, transcribes, kind)
     return processor, facts
+
+
+def _kind_of(processor: Processor) -> Literal["image", "audio"]:
+    return "audio" if isinstance(processor, AudioProcessor) else "image"
+
+
+def _is_alone(processor: Processor, files: MediaFiles) -> bool:
+    return not processor.placeholder or files.architecture.endswith("ForRetrieval")
+
+
+def _most_taken(processor: Processor, files: MediaFiles, most: dict[str, int]) -> dict[str, int]:
+    """The most items of those kinds that a model takes."""
+    films = isinstance(processor, VideoProcessor) and not _is_alone(processor, files)
+    taken = (_kind_of(processor), "video") if films else (_kind_of(processor),)
+    return {kind: count for kind, count in most.items() if kind in taken}
+
+
+def find_taken(options: MediaOptions, folder: Path) -> tuple[dict[str, int], int] | None:
+    """What the files of a checkpoint say of its media before a load: the most items of each kind in a prompt,
+    and the most bytes of all. None if it takes none, or the operator allows none."""
+    files = find_media(folder) if options.takes_any else None
+    if files is None:
+        return None
+    files = with_settings(files, options.mm_processor_kwargs)
+    most = _most_taken(make_processor(files), files, options.most_of(SERVED_KINDS))
+    return most, options.max_media_mb << 20
 
 
 class MediaReader:

@@ -50,6 +50,12 @@ export function facts(card) {
   return [element("b", { text: card.id }), ...found.flatMap((text) => ["\u00a0· ", element("span", { class: "fact", text })])];
 }
 
+/** A sentence that names another model of the server for what the chosen one does not do; "" if there is none. @param {(card: Card) => boolean} is */
+export function otherWith(is, what) {
+  const found = cards.find((card) => card.id !== model() && is(card));
+  return found ? ` Choose ${found.id} above, which ${what}.` : "";
+}
+
 /** Chooses a model by its name, if the server has it. */
 export function choose(name) {
   if (name === model() || !cards.some((card) => card.id === name)) return;

@@ -1,10 +1,13 @@
 """Several models: who may use which, by whatever names."""
 
 # pyright: reportPrivateUsage=false
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from media_files import QWEN_CONFIG, QWEN_SETTINGS
 
 from models.plain_files import ConfigError
 from server.access.client_identity import Caller
@@ -143,3 +146,21 @@ async def test_memory_in_which_no_model_has_room_is_refused_with_what_would_do()
     for models in (opened(enough << 20, "demo"), opened(160 << 20, "demo", "org/elsewhere")):
         await models.start()  # another one may be smaller
         models.close()
+
+
+@pytest.mark.parametrize("limits", [{"image": 2}, {"image": 0, "video": 0}])
+async def test_what_a_model_takes_of_pictures_is_known_before_it_is_loaded(
+    limits: dict[str, int], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
+    described = {"architectures": ["Qwen2VLForConditionalGeneration"], "intermediate_size": 64, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(described | QWEN_CONFIG))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(QWEN_SETTINGS))
+    config = parse([str(tmp_path), "--limit-mm-per-prompt", json.dumps(limits), "--max-media-mb", "3"], {})
+    models = ManyModels(
+        config, [ModelEntry(id=0, name="a", config=config)], HostMemory(1 << 30), lambda *order: None
+    )
+    [state] = models.states
+    models._engines.peek(state)
+    assert state.media == (({"image": 2, "video": 16}, 3 << 20) if limits["image"] else None)
+    models.close()

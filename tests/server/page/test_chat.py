@@ -157,7 +157,7 @@ def test_the_context_in_use_is_shown(tab: Tab, model: FakeFrontend) -> None:
         say(tab, "hi")
         hear(tab, "hi|Hello, world.")
         few = tab.run("document.querySelector('#context meter').value")
-        assert tab.run(shown) == f"context: {few} of 4,096 tokens"
+        assert tab.run(shown) == f"{few} of 4,096 tokens"
         say(tab, "a" * 3900)
         tab.wait(f"{IDLE} && {shown}.endsWith(': nearly full')")
 
@@ -203,7 +203,7 @@ def test_reasoning_and_calls_are_folded_and_results_go_back(tab: Tab, model: Fak
         ]
 
 
-WAITING = "[...document.querySelectorAll('#pictures img')].map(one => one.alt).join('|')"
+WAITING = "[...document.querySelectorAll('#attached img')].map(one => one.alt).join('|')"
 TOLD = "document.getElementById('told').textContent"
 
 
@@ -212,30 +212,48 @@ def test_pictures_are_chosen_dropped_pasted_and_removed(tab: Tab, model: FakeFro
     file = saved(noise(40, 28))
     with opened(tab, model):
         tab.run("document.getElementById('files').click = () => { document.body.dataset.asked = 'yes'; }")
-        click(tab, "#add-pictures")
+        click(tab, "#add-files")
         assert tab.run("document.body.dataset.asked") == "yes"
         for way in ("choose", "drop", "paste"):
             tab.bring(way, (f"{way}.png", "image/png", file))
         tab.wait(f"{WAITING} === 'choose.png|drop.png|paste.png'")
-        tab.wait("[...document.querySelectorAll('#pictures img')].every(one => one.naturalWidth === 40)")
+        tab.wait("[...document.querySelectorAll('#attached img')].every(one => one.naturalWidth === 40)")
         tab.bring("drop", ("more.png", "image/png", file))
         tab.wait(f"{TOLD} === 'more.png is one too many: a conversation may have 3 pictures.'")
         click(tab, '[aria-label="Remove drop.png"]')
         assert tab.run(WAITING) == "choose.png|paste.png"
         assert tab.run("document.activeElement.id") == "input"
-        tab.bring("drop", ("big.png", "image/png", bytes(3 << 18)), ("notes.txt", "text/plain", b"hi"))
-        told = tab.wait(f"{TOLD}.includes('notes.txt') && {TOLD}")
+        tab.bring("drop", ("big.png", "image/png", bytes(3 << 18)), ("a.heic", "image/heic", b"hi"))
+        told = tab.wait(f"{TOLD}.includes('a.heic') && {TOLD}")
         assert told.startswith("big.png is too large: pictures of a conversation may have 1 MiB together")
-        assert "notes.txt is none of the pictures that can be read: image/jpeg, image/png" in told
+        assert "a.heic is none of the pictures that can be read: image/jpeg, image/png" in told
         assert tab.run(WAITING) == "choose.png|paste.png"
         assert tab.run("document.querySelector('.examples li:last-child b').textContent") == "Show a picture"
 
 
-def test_a_model_of_texts_is_offered_no_pictures(tab: Tab, model: FakeFrontend) -> None:
+def test_a_model_of_texts_says_why_it_takes_no_pictures(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
-        assert tab.run("document.getElementById('add-pictures').hidden")
+        assert tab.run("document.getElementById('add-files').title").startswith("Add text files")
         for way in ("drop", "paste"):
             tab.bring(way, ("a.png", "image/png", saved(noise(40, 28))))
+            tab.wait(f"{TOLD} === 'a.png is a picture, and org/tiny reads text only.'")
         say(tab, "hi")
         hear(tab, "hi|Hello, world.")
-        assert tab.run("document.querySelectorAll('#messages img, #pictures img').length") == 0
+        assert tab.run("document.querySelectorAll('#messages img, #attached img').length") == 0
+
+
+def test_texts_are_attached_as_far_as_there_is_room(tab: Tab, model: FakeFrontend) -> None:
+    waiting = "[...document.querySelectorAll('#attached .chip')].map(one => one.textContent).join('|')"
+    with opened(tab, model):
+        tab.bring("drop", ("b.pdf", "application/pdf", b"%PDF"), ("b.bin", "", b"\xff\0"))
+        told = tab.wait(f"{TOLD}.includes('b.bin') && {TOLD}")
+        assert told.startswith("b.pdf is a PDF, and this page reads none. Save it as text")
+        assert told.endswith("b.bin is neither a picture nor a text in UTF-8.")
+        long = "\u00e9 " * 2048
+        tab.bring("drop", ("a.py", "", b"print(1)"), ("b.txt", "text/plain", long.encode()))
+        assert tab.wait(f"{waiting}.includes('b.txt') && {waiting}") == "a.py|b.txt (the first 49 %)"
+        assert "only the first 49 % of it are sent, 3,064 tokens" in tab.run(TOLD)
+        say(tab, "What is it?")
+        hear(tab, "What is it?|Hello, world.")
+        asked = model.tokenizer.decode(model.asked[-1][0], False)
+        assert "a.py:\n```\nprint(1)\n```\n\nb.txt (the first 49 %):\n```\n\u00e9 " in asked

@@ -98,14 +98,23 @@ def test_code_shows_no_data_of_pictures() -> None:
     assert shown == body
 
 
-def test_pictures_come_before_the_text_of_their_message() -> None:
+def test_files_come_before_the_text_of_their_message() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:a"}}
-    made = evaluate(
-        "chat/pictures.js",
-        "contentOf",
-        "[contentOf('hi', []), contentOf('hi', [{url: 'data:a'}]), contentOf(' ', [{url: 'data:a'}])]",
+    calls = (
+        "'hi'",
+        "'hi', [{url: 'data:a'}]",
+        "' ', [{url: 'data:a'}]",
+        "'hi', [], [{name: 'a', text: 'b'}]",
     )
-    assert made == ["hi", [part, {"type": "text", "text": "hi"}], [part]]
+    cut = "'', [], [{name: 'a', text: '```', share: 0.126}]"
+    found = [f"contentOf({call})" for call in (*calls, cut)]
+    assert evaluate("chat/attached.js", "contentOf", f"[{', '.join(found)}]") == [
+        "hi",
+        [part, {"type": "text", "text": "hi"}],
+        [part],
+        "a:\n```\nb\n```\n\nhi",
+        "a (the first 12 %):\n````\n```\n````",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +123,8 @@ def test_pictures_come_before_the_text_of_their_message() -> None:
 def test_pictures_are_as_large_together_as_the_server_takes(size: int, others: int, fits: bool) -> None:
     file = f"{{name: 'a.png', type: 'image/png', size: {size}}}"
     media = "{most: {image: 2}, max_bytes: 8}"
-    call = f"refusal({file}, {[{'bytes': 4}] * others}, {media}, ['image/png'])"
-    assert (evaluate("chat/pictures.js", "refusal", call) == "") is fits
+    call = f"refusal({file}, {[{'bytes': 4}] * others}, {media})"
+    assert (evaluate("chat/attached.js", "refusal", call) == "") is fits
 
 
 def test_all_scripts_are_still_scripts_without_their_comments() -> None:

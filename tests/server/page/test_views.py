@@ -32,6 +32,18 @@ def test_texts_are_compared(tab: Tab, model: FakeFrontend) -> None:
         tab.wait("document.querySelector('.heat tbody th').innerText.includes('Good morning')")
 
 
+def test_a_model_that_writes_says_that_it_was_not_trained_to_compare(tab: Tab, model: FakeFrontend) -> None:
+    notice = "document.querySelector('#task .notice')?.textContent"
+    with opened(tab, model, "rank"):
+        told = tab.wait(notice)
+        assert told.startswith("org/tiny was trained to write, and not to rank documents")
+        assert "facet serve minilm" in told
+    model.serve("embed", score_type="bi-encoder")
+    with opened(tab, model, "compare"):
+        tab.wait("document.querySelectorAll('.chips button').length === 3")
+        assert tab.run(notice) is None
+
+
 def test_a_reranker_begins_with_its_form(tab: Tab, model: FakeFrontend) -> None:
     model.serve("classify", score_type="cross-encoder", pooling=PoolingConfig(num_labels=1))
     model.answer_of = lambda item: vectors(np.array([len(item.tokens) / 100]))

@@ -2,13 +2,13 @@
 
 import { events } from "../api.js";
 import { number } from "../dom.js";
-import { contentOf } from "./pictures.js";
+import { contentOf } from "./attached.js";
 
 /** The messages of a branch as /v1/chat/completions takes them. @param {import("./branches.js").Message[]} path */
 export function sent(path, system) {
-  const messages = path.map(({ role, content, pictures = [], calls, tool }) => {
+  const messages = path.map(({ role, content, pictures, texts, calls, tool }) => {
     if (role === "tool") return { role, tool_call_id: tool.id, content };
-    if (!calls?.length) return { role, content: contentOf(content, pictures) };
+    if (!calls?.length) return { role, content: contentOf(content, pictures, texts) };
     return { role, content, tool_calls: calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } })) };
   });
   return system ? [{ role: "system", content: system }, ...messages] : messages;

@@ -11,7 +11,7 @@
  */
 
 /** The fields of a message that are kept, beside its place in the tree. */
-const KEPT = ["role", "content", "pictures", "reasoning", "calls", "tool", "tokens", "pace", "used", "cut", "error", "unfinished"];
+const KEPT = ["role", "content", "pictures", "texts", "reasoning", "calls", "tool", "tokens", "pace", "used", "cut", "error", "unfinished"];
 
 export class Tree {
   constructor() {

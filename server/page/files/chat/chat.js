@@ -4,11 +4,11 @@ import { address } from "../api.js";
 import { announce, byId, copy, number } from "../dom.js";
 import { choose, chosen, model, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
+import { allRead, areWaiting, beginFiles, offerFiles, takeWaiting } from "./attached.js";
 import { Tree } from "./branches.js";
 import { beginConversations, keepConversation, mark } from "./conversations.js";
 import { drawFirst } from "./first.js";
 import { loadMarkdown, viewOf } from "./message.js";
-import { allRead, allowPictures, areWaiting, beginPictures, takeWaiting } from "./pictures.js";
 import { beginSettings, fields, lastSystem, showDefaults, showSystem } from "./settings.js";
 import { load, newId } from "./store.js";
 import { beginTips } from "./tokens.js";
@@ -40,7 +40,7 @@ function fresh() {
 export function beginChat() {
   beginSettings((text) => { current.system = text; if (current.title) store(current); });
   beginConversations({ removed: forget, renamed: (id, title) => { if (alive.has(id)) alive.get(id).title = title; } });
-  beginPictures(() => current.tree.path.flatMap(({ pictures = [] }) => pictures));
+  beginFiles(() => ({ pictures: current.tree.path.flatMap(({ pictures = [] }) => pictures), used: used() }));
   beginTips(byId("messages"));
   beginField();
   beginScrolling();
@@ -81,7 +81,7 @@ function beginScrolling() {
 /** The chosen model is another one. */
 export function useModel(card) {
   setTimeout(() => loadMarkdown().then(show));  // when the page can be used
-  allowPictures(card.media);
+  offerFiles(card);
   showDefaults();
   drawFirst(card, (text) => { byId("input").value = text; say(); });
 }
@@ -145,14 +145,16 @@ function show() {
   if (path.length) follow();
 }
 
-/** How much of the context the conversation takes, as the last answer's counts say. */
+/** The tokens of the conversation, as the last answer's counts say. */
+const used = () => current.tree.path.findLast((message) => message.used)?.used ?? 0;
+
 function showContext() {
-  const used = current.tree.path.findLast((message) => message.used)?.used, most = chosen()?.max_model_len;
-  byId("context").hidden = !(used && most);
+  const now = used(), most = chosen()?.max_model_len;
+  byId("context").hidden = !(now && most);
   if (byId("context").hidden) return;
-  const [bar, words] = byId("context").children, full = used > NEARLY * most;
-  Object.assign(bar, { max: most, high: NEARLY * most, optimum: 0, value: used });
-  words.textContent = `context: ${number(used)} of ${number(most)} tokens${full ? ": nearly full" : ""}`;
+  const [bar, words] = byId("context").children, full = now > NEARLY * most;
+  Object.assign(bar, { max: most, high: NEARLY * most, optimum: 0, value: now });
+  words.textContent = `${number(now)} of ${number(most)} tokens${full ? ": nearly full" : ""}`;
   byId("context").title = "The part of the context length that this conversation takes. Delete messages or begin a new chat to have more room.";
 }
 
@@ -175,8 +177,7 @@ async function say() {
   const text = byId("input").value;
   if (!(text.trim() || areWaiting()) || current.running || !readable()) return;
   byId("input").value = "";
-  const pictures = takeWaiting();
-  answer(current.tree.add(current.tree.last, "user", text, pictures.length ? { pictures } : {}));
+  answer(current.tree.add(current.tree.last, "user", text, takeWaiting()));
 }
 
 function turn(message, step) {
@@ -187,9 +188,9 @@ function turn(message, step) {
 }
 
 function resend(message, text) {
-  if (!(text.trim() || message.pictures) || current.running || !readable()) return false;
-  const { pictures } = message;
-  answer(current.tree.add(message.parent, "user", text, pictures ? { pictures } : {}));
+  const { pictures, texts } = message;
+  if (!(text.trim() || pictures || texts) || current.running || !readable()) return false;
+  answer(current.tree.add(message.parent, "user", text, { pictures, texts }));
   byId("input").focus({ preventScroll: true });
   return true;
 }
@@ -232,7 +233,7 @@ function begin(one) {
   one.model = model();
   one.changed = Date.now();
   if (!one.title) {
-    one.title = one.tree.path[0].content.trim().replace(/\s+/g, " ").slice(0, 80) || "Picture";
+    one.title = one.tree.path[0].content.trim().replace(/\s+/g, " ").slice(0, 80) || one.tree.path[0].texts?.[0].name || "Picture";
     history.pushState(null, "", `#chat/${one.id}`);
     dispatchEvent(new HashChangeEvent("hashchange"));
   }

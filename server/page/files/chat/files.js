@@ -13,6 +13,7 @@ export function asMarkdown(one) {
     parts.push(`**${message.tool?.name ?? NAMES[message.role]}**`);
     if (message.reasoning) parts.push(`<details><summary>Reasoning</summary>\n\n${message.reasoning.trim()}\n\n</details>`);
     for (const { name } of message.pictures ?? []) parts.push(`*Picture: ${name}*`);
+    for (const { name, text } of message.texts ?? []) parts.push(`<details><summary>${name}</summary>\n\n${text.trim()}\n\n</details>`);
     if (message.content.trim()) parts.push(message.content.trim());
     for (const call of message.calls ?? []) parts.push(`Calls \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
   }
@@ -40,5 +41,6 @@ export function read(text) {
 
 function harmless(message) {
   const pictures = (message.pictures ?? []).filter(({ url }) => /^data:image\/[a-z]+;base64,/.test(url));
-  return { ...message, pictures: pictures.length ? pictures : undefined };
+  const texts = (message.texts ?? []).filter(({ name, text }) => typeof name === "string" && typeof text === "string");
+  return { ...message, pictures: pictures.length ? pictures : undefined, texts: texts.length ? texts : undefined };
 }

@@ -1,8 +1,8 @@
 // How a message looks: its text, pictures, reasoning, calls of tools, and what can be done with it.
 
 import { copy, element, iconButton } from "../dom.js";
+import { shown, shownTexts } from "./attached.js";
 import { standing } from "./branches.js";
-import { shown } from "./pictures.js";
 import { drawTokens } from "./tokens.js";
 
 /**
@@ -39,6 +39,7 @@ class View {
     const who = { user: "You", assistant: "Model", tool: "Tool" }[message.role];
     this.item.append(element("h2", { class: "unseen", text: who }));
     if (message.pictures?.length) this.item.append(element("div", { class: "pictures" }, ...shown(message.pictures)));
+    this.item.append(...shownTexts(message.texts ?? []));
     if (message.role === "tool") this.item.append(folded(`${message.tool.name} returned`, element("pre", { class: "text", text: message.content })));
     else this.item.append(this.text);
     this.item.append(this.foot());

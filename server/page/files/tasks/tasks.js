@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { announce, byId, element } from "../dom.js";
-import { chosen, facts, infoOf, model, wasUsed } from "../models.js";
+import { abilities, chosen, facts, infoOf, model, otherWith, wasUsed } from "../models.js";
 import { recordButton, transcribe } from "./hear.js";
 import { drawMap } from "./map.js";
 import { cosine } from "./vector_math.js";
@@ -69,7 +69,15 @@ function view(task, card) {
     element("li", {}, element("button", { type: "button", class: "chip", text: title, onclick: () => { fill(values); form.requestSubmit(); } }))));
   if (task.examples.length) fill(task.examples[0].slice(1));
   return [element("h2", { text: task.title }), element("p", { class: "help", text: task.words }),
-    element("p", { class: "help" }, ...facts(card)), ...(task.examples.length ? [examples] : []), form, output];
+    element("p", { class: "help" }, ...facts(card)), ...untrained(task, card), ...(task.examples.length ? [examples] : []), form, output];
+}
+
+/** A model that writes gives vectors of its last states, which nobody has trained to say how alike texts are. */
+function untrained(task, card) {
+  if (!card.tasks.includes("generate") || !(task === TASKS.compare || task === TASKS.rank)) return [];
+  const made = (other) => !other.tasks.includes("generate") && abilities(other).has(task === TASKS.rank ? "rank" : "compare");
+  const way = otherWith(made, "was trained for it") || " Serve one that was: facet serve minilm, a small one from the extra of that name, or any embedding model or reranker of a hub.";
+  return [element("p", { class: "notice", role: "note", text: `${card.id} was trained to write, and not to ${task === TASKS.rank ? "rank documents" : "compare texts"}: its results say little.${way}` })];
 }
 
 async function run(task, button, output) {
