@@ -67,8 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of an engine and its workers."""
 
     model: Annotated[str, OptionDoc(MODEL)]
-    """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm (embeds) or smollm2
-    (chats) for published ones that packages carry. MODEL for short."""
+    """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm (embeds), smollm2
+    (chats) or whisper-tiny.en (transcribes) for published ones that packages carry. MODEL for short."""
     revision: Annotated[str | None, OptionDoc(MODEL)] = None
     """Branch, tag or commit of the model on the hub."""
     download_dir: Annotated[str | None, OptionDoc(MODEL)] = None

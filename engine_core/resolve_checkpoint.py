@@ -14,6 +14,8 @@ from engine_core.protocol import Ready
 from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
+from models.ctranslate2.folder import is_ctranslate2
+from models.ctranslate2.folder import make_folder as make_ctranslate2_folder
 from models.gguf.folder import make_folder
 from models.lora.task_folder import has_tasks, task_adapters
 from models.lora.task_folder import make_folder as make_folder_of_tasks
@@ -47,6 +49,8 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
             )
         if is_adapter(found):
             raise _no_model(config.model, read_adapter(found).base)
+        if is_ctranslate2(found):
+            return make_ctranslate2_folder(found, _private_cache("ctranslate2", found))
         if not is_mistral(found, config.worker.load_format):
             if has_tasks(found):
                 return make_folder_of_tasks(found, _private_cache("tasks", found))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.checkpoint.files import weight_files
+from models.ctranslate2.folder import made_weights
 from models.gguf.folder import gguf_parts
 
 _PIECES, _PIECE_BYTES = 4, 64
@@ -25,7 +26,8 @@ def digest_weights(folder: Path, load_format: str, seed: int) -> str:
     """
     if load_format == "dummy":
         return f"dummy {seed}"
-    files = [folder] if folder.is_file() else gguf_parts(folder) or weight_files(folder, load_format)
+    files = [folder] if folder.is_file() else gguf_parts(folder) or made_weights(folder)
+    files = files or weight_files(folder, load_format)
     found = [one for path in files for one in (_zipped(path) if zipfile.is_zipfile(path) else _sampled(path))]
     digest = hashlib.sha256()
     for one in sorted(found):

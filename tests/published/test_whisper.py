@@ -1,0 +1,111 @@
+"""Published Whispers in the format of CTranslate2 write what transformers writes with the same weights."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import published
+import pytest
+import torch
+import transformers
+from spoken import RATE, say
+
+from facet import LLM
+from models.ctranslate2.folder import make_folder
+from models.ctranslate2.tensors import open_ctranslate2
+
+SENTENCES = (
+    "The capital of France is Paris.",
+    "Please open the window, it is warm in here.",
+    "My train leaves at a quarter past seven tomorrow.",
+    "He bought three apples and two pears.",
+    "The weather will be cold and windy on Sunday.",
+    "She has been working at the hospital for ten years.",
+    "Could you tell me the way to the station?",
+    "The cat is sleeping under the table.",
+    "We will meet again next week in London.",
+    "I would like a cup of coffee with milk.",
+)
+_NUMBERS = {"7": "seven", "3": "three", "2": "two", "10": "ten"}
+
+
+class Speech(NamedTuple):
+    folder: Path
+    llm: LLM
+    sounds: list[np.ndarray]
+
+
+@pytest.fixture(scope="module", params=("tiny.en", "base"))
+def speech(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speech]:
+    is_base = request.param == "base"
+    folder = (
+        published.whisper_base(tmp_path_factory.mktemp("base"))
+        if is_base
+        else published.short_named("whisper-tiny.en")
+    )
+    sounds = say(*SENTENCES)
+    with LLM(str(folder), dtype="float32") as llm:
+        yield Speech(folder, llm, sounds)
+
+
+def reference(speech: Speech, tmp_path: Path) -> tuple[Any, Any, Any]:
+    """transformers' model, features and tokenizer of the same files."""
+    made = make_folder(speech.folder, tmp_path)
+    model: Any = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig.from_pretrained(made)
+    )
+    weights = {
+        name: each.read(None).float() for name, each in open_ctranslate2(made / "model.bin").tensors.items()
+    }
+    assert model.load_state_dict(weights, strict=False).missing_keys == ["proj_out.weight"]
+    model.tie_weights()
+    model.generation_config = transformers.GenerationConfig.from_pretrained(made)
+    features = transformers.WhisperFeatureExtractor.from_pretrained(made)
+    return model.eval(), features, transformers.PreTrainedTokenizerFast.from_pretrained(made)
+
+
+def test_transcripts_are_those_of_transformers_and_what_was_said(speech: Speech, tmp_path: Path) -> None:
+    model, features, tokenizer = reference(speech, tmp_path)
+    language = {"language": "en", "task": "transcribe"} if model.generation_config.is_multilingual else {}
+    rows = features(speech.sounds, sampling_rate=RATE, return_tensors="pt").input_features
+    with torch.inference_mode():
+        expected = model.generate(rows, return_timestamps=True, do_sample=False, **language)
+    texts = [tokenizer.decode(each, skip_special_tokens=True).strip() for each in expected]
+    found = [each.text for each in speech.llm.transcribe(speech.sounds, language="en", temperature=0.0)]
+    assert found == [re.sub(r"<\|[\d.]+\|>", "", text).strip() for text in texts]
+    assert word_errors(found, SENTENCES) < 0.12
+
+
+def test_words_have_times_in_order_within_the_sound(speech: Speech) -> None:
+    for found in speech.llm.transcribe(speech.sounds, language="en", temperature=0.0, word_timestamps=True):
+        times = [
+            time for segment in found.segments for word in segment.words for time in (word.start, word.end)
+        ]
+        assert (
+            len(times) >= 10
+            and times == sorted(times)
+            and times[0] >= 0
+            and times[-1] <= found.duration + 0.1
+        )
+
+
+def word_errors(found: Sequence[str], said: Sequence[str]) -> float:
+    """The share of words that differ, by the fewest changes of words."""
+    wrong = sum(distance(words(one), words(other)) for one, other in zip(found, said, strict=True))
+    return wrong / sum(len(words(each)) for each in said)
+
+
+def words(text: str) -> list[str]:
+    found: list[str] = re.findall(r"\w+", text.lower())
+    return [_NUMBERS.get(word, word) for word in found]
+
+
+def distance(one: Sequence[str], other: Sequence[str]) -> int:
+    row = list(range(len(other) + 1))
+    for at, word in enumerate(one, 1):
+        left, row[0] = row[0], at
+        for column, heard in enumerate(other, 1):
+            left, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, left + (word != heard))
+    return row[-1]
