@@ -24,7 +24,7 @@ _NUMBERS = {
     4: ("float16", "e"),
     5: ("bfloat16", ""),
 }
-"""By their number in the file: the types of variables as torch names them, and as `struct` does."""
+"""Types of variables by their number in the file, as torch and as `struct` name them."""
 _SIZES = {"float32": 4, "int8": 1, "int16": 2, "int32": 4, "float16": 2, "bfloat16": 2}
 _MOST_VARIABLES, _MOST_DIMENSIONS = 1 << 16, 4
 
