@@ -14,6 +14,7 @@ OTHERS = {
     *("/reset_mm_cache", "/flush_cache", "/invocations", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
+    *(f"/v1/conversations{rest}" for rest in ("", "/{conversation_id}", "/{conversation_id}/items")),
 }
 
 
@@ -42,6 +43,8 @@ def test_longest_bodies(path: str) -> None:
         "/infill",
         "/v1/decisions",
         "/v1/systemone",
+        "/v2/chat",
+        "/cohere/v2/chat",
     )
     texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize", "/decode")
     assert most_bytes_of(path) == (MANY_TEXTS if texts else USUAL_BODY)
@@ -76,6 +79,7 @@ SHORT = {
         "tools": [{"name": "f", "input_schema": {}}],
         "tool_choice": {"type": "tool", "name": "f"},
     },
+    "cohere_chat": {"messages": [{"role": "user", "content": "a"}], "documents": ["b"], "strict_tools": True},
     "count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
     "tokenize": {"messages": [{"role": "user", "content": "a"}]},
     "detokenize": {"tokens": [1]},
