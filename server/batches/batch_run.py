@@ -14,7 +14,7 @@ from server.batches.batch_lines import BatchLines, Result, read_input
 from server.batches.database import Damaged
 from server.batches.folder import Folder, new_id
 from server.batches.lines import BatchLine, LineFault, answered, body_of, read_line, unanswered
-from server.batches.records import BatchError, BatchTable, Status, StoredBatch
+from server.batches.records import MESSAGES, BatchError, BatchTable, Status, StoredBatch
 
 MOST_LINES = 50_000
 MOST_LINE_BYTES = 16 << 20
@@ -141,7 +141,7 @@ class BatchRun:
                 f"{self.record.endpoint}",
                 "url",
             )
-        if line.model != model:
+        if line.model != model and self.record.endpoint != MESSAGES:
             raise LineFault(
                 "mismatched_model",
                 f"asks for the model {line.model[:64]!r}, and the first line for {model[:64]!r}: a batch has "
@@ -175,6 +175,9 @@ class BatchRun:
     async def _finish(self, *, early: bool) -> None:
         """Computes no more; lines without a result get an error, if it ends early."""
         if early:
+            if self._state.left is None:
+                found = await asyncio.to_thread(self._table.find, self.id, self.owner)
+                self._state.left = self._state.total - found.completed - found.failed
             await self._write_state()
             await asyncio.to_thread(self._note_left)
         self._state.enter("finalizing")

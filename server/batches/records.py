@@ -14,6 +14,8 @@ from server.errors import BadRequest
 Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
+MESSAGES = "/v1/messages"
+"""The endpoint of batches that came in Anthropic's form: each line may have a model of its own."""
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -38,6 +40,8 @@ class BatchState(msgspec.Struct, kw_only=True):
     status: Status = "validating"
     model: str | None = None
     total: int = 0
+    left: int | None = None
+    """The lines without an answer when it ended early."""
     ends_as: Status = "completed"
     """The status that it has once its results are files."""
     times: dict[str, int] = {}
@@ -134,8 +138,11 @@ class BatchTable:
     def __init__(self, folder: Folder) -> None:
         self._folder, self._database = folder, folder.database
 
-    def add(self, record: BatchRecord) -> None:
-        """Have a batch computed. Raises NotFound if its input was deleted meanwhile."""
+    def add(self, record: BatchRecord, total: int = 0) -> None:
+        """Have a batch computed, of so many lines if they are counted.
+
+        Raises NotFound if its input was deleted meanwhile.
+        """
         self._folder.check_count("batches", record.owner)
         with self._database.write() as writer:
             added = writer.execute(
@@ -146,7 +153,7 @@ class BatchTable:
                     record.owner,
                     record.at,
                     msgspec.json.encode(record),
-                    msgspec.json.encode(BatchState()),
+                    msgspec.json.encode(BatchState(total=total)),
                     record.input_file_id,
                     record.owner,
                     time.time(),
@@ -162,9 +169,9 @@ class BatchTable:
             raise not_found("batch", id)
         return found[0]
 
-    def page(self, owner: str, asked: PageRequest) -> tuple[list[StoredBatch], bool]:
-        """A page of an owner's batches, and whether there are more."""
-        rows, more = self._folder.page("batches", owner, asked)
+    def page(self, owner: str, asked: PageRequest, prefix: str = "") -> tuple[list[StoredBatch], bool]:
+        """A page of an owner's batches whose ids begin so, and whether there are more."""
+        rows, more = self._folder.page("batches", owner, asked, "substr(id, 1, ?) = ?", len(prefix), prefix)
         return [_stored(row) for row in rows], more
 
     def to_do(self) -> list[StoredBatch]:
@@ -179,6 +186,11 @@ class BatchTable:
             asked = (int(time.time()), id)
             writer.execute("UPDATE batches SET cancelled_at = coalesce(cancelled_at, ?) WHERE id = ?", asked)
         return self.find(id, owner)
+
+    def delete(self, id: str) -> None:
+        """Forget a batch that has ended."""
+        with self._database.write() as writer:
+            writer.execute("DELETE FROM batches WHERE id = ? AND ended_at IS NOT NULL", (id,))
 
     def write(self, id: str, state: BatchState) -> None:
         """Write the state of a batch that has not ended."""

@@ -39,6 +39,7 @@ MOST_UPLOADS = 8
 _MOST_FORM = MOST_FILE + (1 << 20)
 """The most bytes of a form with a file: what stands before and behind it counts, too."""
 _LARGEST_PAGE = 10_000
+_PREFIX = "batch_"
 
 
 def runner_of(request: Request) -> Runner:
@@ -159,7 +160,7 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
     if source.purpose != "batch":
         raise BadRequest(f"input_file_id: the file has the purpose {source.purpose}.", "input_file_id")
     record = BatchRecord(
-        id=new_id("batch_"),
+        id=new_id(_PREFIX),
         owner=owner_of(request),
         endpoint=body.endpoint,
         input_file_id=source.id,
@@ -179,7 +180,7 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """List the batches of this API key, the newest first. Parameters: `limit`, `after`."""
     batches, asked = runner_of(request).batches, _page(request, 20, 100)
-    found, more = await asyncio.to_thread(batches.page, owner_of(request), asked)
+    found, more = await asyncio.to_thread(batches.page, owner_of(request), asked, _PREFIX)
     return _listed([each.shown() for each in found], more)
 
 

@@ -54,7 +54,14 @@ from server.routes import (
 from server.routes.adapters import loading
 from server.routes.adapters.adapter_choice import AdapterChoice
 from server.routes.audio import transcriptions
-from server.routes.conversations import cohere_chat, kept_conversations, kept_responses, messages, responses
+from server.routes.conversations import (
+    cohere_chat,
+    kept_conversations,
+    kept_responses,
+    message_batches,
+    messages,
+    responses,
+)
 from server.routes.labels import entities, moderations
 from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
@@ -129,6 +136,7 @@ _ROUTES = (
     kept_responses,
     kept_conversations,
     messages,
+    message_batches,
     cohere_chat,
     decisions,
     pooling,

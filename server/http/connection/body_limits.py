@@ -15,8 +15,10 @@ from server.reading.endpoint_table import TABLE
 
 MAX_BODY = 16 << 20
 RECORDINGS = frozenset(path for row in TABLE if row.is_form for path in row.paths)
-UPLOADS = RECORDINGS | {"/v1/files"}
-"""The paths of files, which may be longer than other bodies, because they go to the disk as they come."""
+UPLOADS = RECORDINGS | {"/v1/files", "/v1/messages/batches"}
+"""The paths of files, and of batches, which may be longer than other bodies: they go to the disk."""
+MOST_MESSAGES = 64 << 20
+"""The longest body of a batch of messages, which is held in memory until it is on the disk."""
 MAX_TOGETHER = 256 << 20
 """Bytes of all bodies together that are being read in this process."""
 ALWAYS_READ = 64 << 10

@@ -14,6 +14,7 @@ OTHERS = {
     *("/reset_mm_cache", "/flush_cache", "/invocations", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
+    *("/v1/messages/batches", "/v1/messages/batches/{message_batch_id}/cancel"),
     *(f"/v1/conversations{rest}" for rest in ("", "/{conversation_id}", "/{conversation_id}/items")),
 }
 

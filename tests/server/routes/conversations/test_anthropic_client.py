@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fake_api import make_app
 from fake_frontend import FakeFrontend
 from later import Later
 from starlette.types import ASGIApp
@@ -151,3 +154,44 @@ async def test_what_claude_code_sends(
     body["system"] = [billing, *body["system"][1:]]
     await anthropic_client.messages.create(**body, extra_body=rest)
     assert bytes(frontend.asked[-1][0]).decode() == prompt
+
+
+async def test_batches(frontend: FakeFrontend, tmp_path: Path) -> None:
+    app: Any = make_app(frontend, tool_call_parser="hermes", reasoning_parser="qwen3", work_folder=tmp_path)
+    work = asyncio.create_task(app.state.runner.run())
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    requests: Any = [{"custom_id": "a", "params": BODY}, {"custom_id": "b", "params": {**BODY, "model": "x"}}]
+    async with anthropic.AsyncAnthropic(api_key="-", base_url="http://localhost", http_client=http) as client:
+        batches = client.messages.batches
+        batch = await batches.create(requests=requests)
+        assert batch.processing_status == "in_progress" and batch.request_counts.processing == 2
+        async with asyncio.timeout(20):
+            while (batch := await batches.retrieve(batch.id)).processing_status != "ended":
+                await asyncio.sleep(0.01)
+        assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 1)
+        found = {each.custom_id: each.result async for each in await batches.results(batch.id)}
+        assert found["a"].type == "succeeded" and found["a"].message.content[-1].type == "tool_use"
+        assert found["b"].type == "errored" and found["b"].error.error.type == "not_found_error"
+
+        frontend.gate = asyncio.Event()
+        second = await batches.create(requests=requests[:1])
+        assert (await batches.cancel(second.id)).processing_status == "canceling"
+        async with asyncio.timeout(20):
+            while (second := await batches.retrieve(second.id)).processing_status != "ended":
+                await asyncio.sleep(0.01)
+        assert [each.result.type async for each in await batches.results(second.id)] == ["canceled"]
+        assert second.request_counts.canceled == 1 and second.cancel_initiated_at is not None
+
+        assert [each.id async for each in batches.list(limit=1)] == [second.id, batch.id]
+        before = await batches.list(limit=1, before_id=batch.id)
+        assert [each.id for each in before.data] == [second.id]
+        for listed in ("/v1/batches", "/v1/files"):  # OpenAI's clients see none of it but its results
+            answer = await http.get(f"http://localhost{listed}")
+            assert {each.get("purpose") for each in answer.json()["data"]} <= {"batch_output"}
+        assert (await batches.delete(batch.id)).type == "message_batch_deleted"
+        with pytest.raises(anthropic.NotFoundError):
+            await batches.retrieve(batch.id)
+        with pytest.raises(anthropic.BadRequestError, match="twice"):
+            await batches.create(requests=[requests[0], requests[0]])
+    work.cancel()
+    await asyncio.wait([work])

@@ -1,0 +1,90 @@
+"""/v1/messages/batches: many requests to /v1/messages, answered in the time that others leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import StreamingResponse
+
+from server.batches import message_batches as api
+from server.batches.bodies import Page
+from server.batches.database import Damaged
+from server.batches.folder import FULL_DISK, PageRequest, not_found
+from server.batches.records import StoredBatch
+from server.errors import BadRequest, HttpError, refused_if_full
+from server.http.connection.body_limits import MOST_MESSAGES, read_body
+from server.http.endpoint import Endpoint, require_json
+from server.http.sse import json_response
+from server.routes.batches import folder_of, owner_of, runner_of
+
+router = APIRouter(route_class=Endpoint, tags=["batches"])
+
+_LARGEST_PAGE = 1000
+
+
+@router.post("/v1/messages/batches", dependencies=[Depends(require_json)])
+async def create_message_batch(request: Request) -> Response:
+    """Have `requests` answered: each has a `custom_id`, and as `params` the body of one to /v1/messages."""
+    raw = await read_body(request.receive, most=MOST_MESSAGES)
+    with refused_if_full(FULL_DISK):
+        id = await asyncio.to_thread(api.create, folder_of(request), owner_of(request), raw)
+    runner_of(request).wake()
+    return json_response(api.shown(await _find(request, id)))
+
+
+@router.get("/v1/messages/batches")
+async def list_message_batches(request: Request) -> Response:
+    """List the batches of messages of the key, the newest first: `limit`, `after_id`, `before_id`."""
+    asked, batches = request.query_params, runner_of(request).batches
+    limit, before = asked.get("limit") or "20", asked.get("before_id")
+    if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= _LARGEST_PAGE):
+        raise BadRequest(f"limit: {limit[:20]!r} is no number from 1 to {_LARGEST_PAGE}.", "limit")
+    page = PageRequest(before or asked.get("after_id") or None, int(limit), newest_first=not before)
+    found, more = await asyncio.to_thread(batches.page, owner_of(request), page, api.PREFIX)
+    data = [api.shown(each) for each in (reversed(found) if before else found)]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return json_response(Page(data=data, first_id=first, last_id=last, has_more=more))
+
+
+@router.get("/v1/messages/batches/{message_batch_id}")
+async def retrieve_message_batch(message_batch_id: str, request: Request) -> Response:
+    """Tell how far a batch of messages has come."""
+    return json_response(api.shown(await _find(request, message_batch_id)))
+
+
+@router.get("/v1/messages/batches/{message_batch_id}/results")
+async def message_batch_results(message_batch_id: str, request: Request) -> Response:
+    """Send the results of a batch of messages that has ended, a line of JSON for each request."""
+    batch = await _find(request, message_batch_id)
+    try:
+        found = await asyncio.to_thread(api.results, folder_of(request), batch)
+    except Damaged as damage:
+        raise HttpError(500, f"{damage.message}.") from None
+    return StreamingResponse(found, media_type="application/x-jsonl")
+
+
+@router.post("/v1/messages/batches/{message_batch_id}/cancel")
+async def cancel_message_batch(message_batch_id: str, request: Request) -> Response:
+    """Compute no more of a batch of messages. What was computed is among its results."""
+    await _find(request, message_batch_id)
+    with refused_if_full(FULL_DISK):
+        cancel = runner_of(request).batches.cancel
+        found = await asyncio.to_thread(cancel, message_batch_id, owner_of(request))
+    runner_of(request).wake()
+    return json_response(api.shown(found))
+
+
+@router.delete("/v1/messages/batches/{message_batch_id}")
+async def delete_message_batch(message_batch_id: str, request: Request) -> Response:
+    """Forget a batch of messages that has ended, and its results."""
+    batch = await _find(request, message_batch_id)
+    with refused_if_full(FULL_DISK):
+        await asyncio.to_thread(api.delete, folder_of(request), batch)
+    return json_response(api.DeletedBatch(message_batch_id))
+
+
+async def _find(request: Request, id: str) -> StoredBatch:
+    if not id.startswith(api.PREFIX):
+        raise not_found("batch", id)
+    return await asyncio.to_thread(runner_of(request).batches.find, id, owner_of(request))
