@@ -292,8 +292,8 @@ def refuse_for_sources(**fields: bool) -> None:
     """Refuses the first field that is asked for; all of them are about prompts that are continued."""
     if asked := [name for name, is_asked in fields.items() if is_asked]:
         raise BadRequest(
-            f"{asked[0]}: this model does not continue its prompt: an encoder reads it, and the answer is a "
-            "text of its own. Leave the field out.",
+            f"{asked[0]}: this is an encoder-decoder model, whose answers do not continue the prompt. Leave "
+            "the field out.",
             asked[0],
         )
 
@@ -301,7 +301,6 @@ def refuse_for_sources(**fields: bool) -> None:
 def no_chats() -> BadRequest:
     """The error for a conversation with a model that reads sources."""
     return BadRequest(
-        "This model reads one text and writes another, and has no chats: POST /v1/completions with the text "
-        "as `prompt`.",
+        "This is an encoder-decoder model, which has no chats: POST /v1/completions with a text as `prompt`.",
         "messages",
     )

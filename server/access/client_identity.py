@@ -112,9 +112,11 @@ class TimeLimits(NamedTuple):
         """Tell the engine what is left of the time. Raises TooLate if nothing is."""
         now = time.monotonic()
         if now >= self.ends and begun:
-            raise DeadlineExceeded("The request has taken longer than it may.")
+            raise DeadlineExceeded("The request has exceeded its time limit.")
         if now >= self.ends or (now >= self.begins and not begun):
-            raise TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
+            raise TooLate(
+                "The request has exceeded its time limit while it waited.", retry_after=RETRY_SECONDS
+            )
         if self.ends < inf:
             options["budget"] = self.ends - now
         if self.begins < inf and not begun:
@@ -155,5 +157,5 @@ def of_later_texts(options: AddOptions, seconds: float) -> AddOptions:
     if "budget" in later:
         later["budget"] -= seconds
         if later["budget"] <= 0:
-            raise DeadlineExceeded("The request has taken longer than it may.")
+            raise DeadlineExceeded("The request has exceeded its time limit.")
     return later

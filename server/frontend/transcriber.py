@@ -62,7 +62,7 @@ class Transcriber:
         words = "word" in form.timestamp_granularities
         if words and not facts.tells_words:
             raise BadRequest(
-                "timestamp_granularities: this model tells no times of words, but of segments.",
+                "timestamp_granularities: this model gives timestamps of segments, not of words.",
                 "timestamp_granularities",
             )
         language = language_code(form.language, known, translates=task == TRANSLATE)

@@ -37,12 +37,12 @@ LONGEST = 1 << 20
 """The most bytes of what is asked. What is read there has smaller limits, each with its own words."""
 MOST_KEPT, MOST_BYTES_KEPT = 1024, 16 << 20
 
-_NO_TEXT = "What is asked of the answer contains half of a surrogate pair, which is no character."
+_NO_TEXT = "The structured output constraint contains half of a surrogate pair, which is not a character."
 _TOO_SLOW = (
-    "What is asked of the answer takes longer to compile, or to follow for a few characters, than it may: "
-    "have fewer alternatives that begin alike, and no rule that repeats itself in many ways."
+    "The structured output constraint takes too long to compile or to follow: use fewer alternatives that "
+    "begin alike, and no rule that repeats itself in many ways."
 )
-_TOO_LARGE = "What is asked of the answer takes more memory to compile than it may."
+_TOO_LARGE = "The structured output constraint takes too much memory to compile."
 
 
 def _explain(asked: AskedGrammar, ended: Ended) -> BadRequest:
@@ -88,7 +88,9 @@ class GrammarChecker:
         except UnicodeEncodeError:
             raise BadRequest(_NO_TEXT, asked.field) from None
         if len(data) > LONGEST:
-            raise too_complex(f"What is asked of the answer may take {LONGEST} bytes at most.", asked.field)
+            raise too_complex(
+                f"The structured output constraint may take {LONGEST} bytes at most.", asked.field
+            )
         digest = hashlib.sha256(data).digest()
         if (kept := self._kept.get(digest)) is None:
             return await self._find(asked, owner, digest)

@@ -122,8 +122,8 @@ def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
     return BadRequest(f"The schema of a tool cannot be used: {what[:300]}", asked.field)
 
 
-_TOO_SLOW = "What is asked of the answer cannot be followed in the time that it may take"
-_SIMPLER = "Have fewer alternatives that begin alike, and no rule that repeats itself in many ways."
+_TOO_SLOW = "The structured output constraint takes too long to follow"
+_SIMPLER = "Use fewer alternatives that begin alike, and no rule that repeats itself in many ways."
 
 AskedGrammar = AskedForm | AskedCalls
 

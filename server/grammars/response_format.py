@@ -113,7 +113,7 @@ def build_grammar(asked: AskedForm, tokens: Mapping[str, int]) -> AnswerGrammar:
             grammar = _grammar(asked, tokens, lenient=True)
             error, warnings = validate(grammar)
     except RecursionError:
-        raise BadRequest("What is asked of the answer is nested too deep.", asked.field) from None
+        raise BadRequest("The structured output constraint is nested too deep.", asked.field) from None
     if error:
         raise _refused(asked, error)
     if keywords:

@@ -280,7 +280,7 @@ def latest_begin(scope: Scope, options: AccessOptions) -> float | None:
 
 
 def has_waited() -> TooLate:
-    return TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
+    return TooLate("The request has exceeded its time limit while it waited.", retry_after=RETRY_SECONDS)
 
 
 def with_body(raw: bytes, receive: Receive) -> Receive:

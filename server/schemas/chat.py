@@ -114,8 +114,8 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
         default=False, description="Chat templates write special tokens themselves."
     )
     tool_choice: object = optional(
-        "none, auto (the default), required, a tool, or allowed tools. A required call is "
-        "drawn in the model's own form under a grammar."
+        "none, auto (the default), required, a tool, or allowed tools. A grammar makes "
+        "the model write a required call, in its own format."
     )
     parallel_tool_calls: Flag | None = optional("false: an answer calls one tool at most.")
     verbosity: Verbosity | None = optional("Passed to the chat template, if that reads it.")

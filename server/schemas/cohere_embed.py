@@ -58,7 +58,7 @@ class CohereRequest(Body):
         default="END", description="The end of too long a text that is cut; NONE refuses it."
     )
     outputs: Outputs | None = optional(OUTPUTS_TEXT)
-    max_tokens: Annotated[int, Field(ge=1)] | None = optional("The longest text, in tokens.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = optional("Maximum length of a text, in tokens.")
     priority: Int64 = 0
     request_id: str | None = None
     cache_salt: Text | None = None

@@ -281,7 +281,7 @@ class FunctionTool(BaseModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = optional("Hold arguments to the schema, or refuse the request.")
+    strict: bool | None = optional("Enforce the schema on arguments, or refuse the request.")
 
 
 class Tool(BaseModel):
@@ -338,9 +338,7 @@ class TemplateOptions(Body):
     )
     documents: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = None
     add_generation_prompt: Flag = True
-    continue_final_message: Flag = Field(
-        default=False, description="The answer goes on with the last message."
-    )
+    continue_final_message: Flag = Field(default=False, description="The answer continues the last message.")
     chat_template: str | None = optional("Needs --trust-request-chat-template.")
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = optional(

@@ -78,7 +78,7 @@ class PoolingBody(RequestBody):
         "Normalise vectors, or turn logits into probabilities. null: as the model does; false: raw."
     )
     truncate_prompt_tokens: MostTokens | None = optional(
-        "Keep so many tokens of a text; -1 keeps what the model can read."
+        "Truncate a text to so many tokens; -1 to the model's context length."
     )
     truncation_side: Literal["left", "right"] | None = optional(
         "The end that is cut; null is right, which keeps the beginning."
@@ -203,7 +203,7 @@ class VectorsBody(TextBody):
     )
     endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
     dimensions: int | None = optional(
-        "Keep so many numbers of each vector, if the task makes any and the model was trained for it."
+        "Number of dimensions to keep of each vector (Matryoshka), if the model was trained for it."
     )
     outputs: Outputs | None = optional(OUTPUTS_TEXT)
 

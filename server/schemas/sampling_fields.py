@@ -31,7 +31,7 @@ class BudgetOptions(Body):
     """The fields for a budget of thinking."""
 
     thinking_token_budget: Budget | None = optional(
-        "The most tokens of reasoning, after which its end is written; -1 is no bound."
+        "Maximum number of reasoning tokens, after which reasoning is ended; -1 is no limit."
     )
 
     @property
@@ -162,9 +162,11 @@ class GenerationBody(RequestBody, StructuredBody):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    typical_p: float | None = optional("Draw of the tokens whose surprise is nearest to the mean; 1 is all.")
+    typical_p: float | None = optional(
+        "Typical sampling: sample from the tokens whose surprise is nearest to the mean; 1 is all."
+    )
     top_n_sigma: float | None = optional(
-        "Draw of the tokens whose logits lie so many standard deviations below the largest at most; 0 is all."
+        "Sample from tokens with logits at most so many standard deviations below the largest; 0 is all."
     )
     repetition_penalty: float | None = None
     presence_penalty: float | None = 0.0
@@ -207,14 +209,14 @@ class GenerationBody(RequestBody, StructuredBody):
     )
 
     speculative_tokens: int | None = optional(
-        "The most tokens that are guessed at a time; 0 guesses none. null leaves it to the server. No answer "
-        "depends on it."
+        "Maximum number of speculative tokens at a time; 0 turns speculation off, null leaves it to the "
+        "server. Answers do not depend on it."
     )
 
     vllm_xargs: dict[str, Any] | None = optional("Arguments for the operator's logits processors.")
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
-        "Keep so many tokens of the prompt; -1 keeps what leaves room for the answer."
+        "Truncate the prompt to so many tokens; -1 to what leaves room for the answer."
     )
     truncation_side: str | None = Field(
         default=None,

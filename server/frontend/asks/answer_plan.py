@@ -36,14 +36,12 @@ TOLD = (
 _told: WeakSet[Tokenizer] = WeakSet()
 """The tokenizers of models for which the log says that tools are described in text."""
 _REQUIRE = "Ask with `tool_choice` required, or without `strict`."
-NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
-_ENDS_SOONER = "min_tokens: not enforced where the form of the answer is complete sooner"
-_FORM_FIRST = (
-    "thinking_token_budget: the form binds the answer from its first token on, so that none is reasoning"
-)
+NO_FORM = "tools: it is not known how this model writes tool calls, so its answers are text"
+_ENDS_SOONER = "min_tokens: not enforced where the structured output is complete sooner"
+_FORM_FIRST = "thinking_token_budget: no effect, because the structured output begins with the first token"
 _ALIKE = (
-    "This model begins calls with a character with which an answer of the form that is asked may begin too, "
-    "so that no grammar tells them apart. Ask for one of them: `tool_choice` none for the form, or required."
+    "This model begins tool calls with a character with which the structured output may begin too, so that "
+    "no grammar tells them apart. Ask for one of them, by `tool_choice` none or required."
 )
 
 

@@ -265,7 +265,7 @@ class Answer(Generic[H_co]):
         dialect = self.head.dialect if isinstance(self.head, ConversationHead) else ""
         self._frontend.metrics.repaired_calls(dialect).inc(len(repairs))
         for wrong in repairs:
-            _log.warning("%s: a tool call was mended as it was read (%s): %s", self._id, dialect, wrong)
+            _log.warning("%s: a malformed tool call was repaired (%s): %s", self._id, dialect, wrong)
 
     def _generate_all(self) -> list[AsyncGenerator[Delta]]:
         prompts, sampling = self._asked.prompts, self._sampling

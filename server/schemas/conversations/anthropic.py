@@ -46,7 +46,9 @@ System = Annotated[str | list[dict[str, Any]], text_or_objects("system")]
 
 class ThinkingOptions(Body):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = optional("The most tokens to think, with enabled.")
+    budget_tokens: Annotated[int, Field(ge=1)] | None = optional(
+        "Maximum number of tokens of thinking, with enabled."
+    )
     display: Literal["summarized", "omitted"] | None = optional(
         "omitted: the thinking comes as a signature only. There are no summaries."
     )

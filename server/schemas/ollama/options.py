@@ -52,9 +52,11 @@ class OllamaOptions(Body):
     )  # fmt: skip
     bounds: ClassVar[Bounds] = {"stop": (LIMITS.stop_strings, "strings")}
 
-    num_predict: Annotated[int, Field(ge=-2)] | None = optional("Most tokens of the answer; -1 is no bound.")
+    num_predict: Annotated[int, Field(ge=-2)] | None = optional(
+        "Maximum number of tokens of the answer; -1 is no limit."
+    )
     num_ctx: Annotated[int, Field(ge=2)] | None = optional(
-        "The most tokens of prompt and answer together, within the model's own window."
+        "Context length: tokens of prompt and answer together, up to the model's own."
     )
     temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
     top_k: int | None = None

@@ -104,7 +104,7 @@ async def test_a_least_length_that_the_form_may_end_becomes_a_header() -> None:
     assert tell_of_least(plan, 0) == tell_of_least(plan, None) == plan
     assert tell_of_least(plan, 3).warnings == [
         *plan.warnings,
-        "min_tokens: not enforced where the form of the answer is complete sooner",
+        "min_tokens: not enforced where the structured output is complete sooner",
     ]
     goes_on = AnswerPlan(bounds={"grammar": Grammar("lark", "start: <[9]>", ((9,),), again=True)})
     for endless in (goes_on, AnswerPlan()):

@@ -128,14 +128,14 @@ function samplingPart() {
       element("input", { id: `option-${name}`, name, "aria-describedby": `help-${name}`, ...bounds }), help(`help-${name}`, words));
   });
   const thinking = element("div", { class: "option" }, element("label", { for: "effort", class: "words", text: "Thinking" }),
-    element("select", { id: "effort" }, ...EFFORTS.map(([value, text]) => element("option", { value, text }))), help("help-effort", "How long the model thinks first, if it can."));
+    element("select", { id: "effort" }, ...EFFORTS.map(([value, text]) => element("option", { value, text }))), help("help-effort", "Reasoning effort, for models that reason."));
   return [element("h3", { text: "Answers" }), element("p", { class: "help", id: "help-own" }), ...made("main"), thinking, part("More sampling", ...made("more"))];
 }
 
 function formPart() {
   return [part("Tools, schema, other fields",
     ...area("tools", "Tools, as JSON", "What the model may call. The page asks you for what a tool returns.", TOOLS),
-    ...area("schema", "Schema of the answer, as JSON", "Answers are held to it.", '{"type": "object", "properties": {"city": {"type": "string"}}}'),
+    ...area("schema", "Schema of the answer, as JSON", "Answers must match it.", '{"type": "object", "properties": {"city": {"type": "string"}}}'),
     ...area("more", "Other fields, as JSON", "Any other field of /v1/chat/completions.", '{"response_format": {"type": "json_object"}}'))];
 }
 
