@@ -21,7 +21,7 @@ from server.routes.chat import read_chat
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, TextTokens
 from server.schemas.conversations.cohere_chat import CohereAnswer, CohereChatRequest
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 Item = dict[str, Any]
 """A field of the message, and what an item adds to it."""

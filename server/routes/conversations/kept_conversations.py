@@ -18,7 +18,7 @@ from server.http.endpoint import Endpoint, require_json
 from server.http.sse import json_response
 from server.routes.conversations.kept_responses import page_of_items, write_page
 
-router = APIRouter(route_class=Endpoint, tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
 T = TypeVar("T")
 _JSON = [Depends(require_json)]
@@ -26,52 +26,52 @@ _JSON = [Depends(require_json)]
 
 @router.post("/v1/conversations", dependencies=_JSON)
 async def create_conversation(body: ConversationRequest, request: Request) -> Response:
-    """Begin a conversation, perhaps with items, that `conversation` in /v1/responses continues."""
+    """Create a conversation, which `conversation` in /v1/responses continues."""
     return json_response(await _ask(request, Conversations.create, body.metadata or {}, body.items))
 
 
 @router.get("/v1/conversations/{conversation_id}")
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
-    """Tell when a conversation has begun, and its metadata."""
+    """Show a conversation: its creation time and metadata."""
     return json_response(await _ask(request, Conversations.find, conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}", dependencies=_JSON)
 async def update_conversation(conversation_id: str, body: ConversationUpdate, request: Request) -> Response:
-    """Give a conversation other metadata."""
+    """Replace the metadata of a conversation."""
     return json_response(await _ask(request, Conversations.update, conversation_id, body.metadata or {}))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
-    """Forget a conversation and its items."""
+    """Delete a conversation and its items."""
     await _ask(request, Conversations.delete, conversation_id)
     return json_response(Deleted(conversation_id, object="conversation.deleted"))
 
 
 @router.post("/v1/conversations/{conversation_id}/items", dependencies=_JSON)
 async def add_items(conversation_id: str, body: ConversationItems, request: Request) -> Response:
-    """Add items behind the last one."""
+    """Append items to a conversation."""
     return write_page(await _ask(request, Conversations.add, conversation_id, body.items), more=False)
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, request: Request) -> Response:
-    """List the items of a conversation, the last ones first: `limit`, `order`, `after`."""
+    """List the items of a conversation, the newest first. Parameters: `limit`, `order`, `after`."""
     found = await _ask(request, Conversations.items, conversation_id)
     return page_of_items(request, list(map(msgspec.json.decode, found)))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def retrieve_item(conversation_id: str, item_id: str, request: Request) -> Response:
-    """Tell an item of a conversation."""
+    """Show an item of a conversation."""
     found = await _ask(request, Conversations.item, conversation_id, item_id)
     return Response(found, media_type="application/json")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
-    """Forget an item of a conversation."""
+    """Delete an item of a conversation."""
     return json_response(await _ask(request, Conversations.delete_item, conversation_id, item_id))
 
 

@@ -74,7 +74,11 @@ async def test_who_asks_the_same_at_the_same_time_gets_the_same_verdict() -> Non
 
 @pytest.mark.parametrize(
     ("code", "why"),
-    [(None, "longer to compile"), (-signal.SIGPROF, "longer to compile"), (-signal.SIGKILL, "more memory")],
+    [
+        (None, "too long to compile"),
+        (-signal.SIGPROF, "too long to compile"),
+        (-signal.SIGKILL, "too much memory"),
+    ],
 )
 def test_a_grammar_at_which_the_process_ends_is_refused(code: int | None, why: str) -> None:
     error = GRAMMARS.explain(asked(regex="a"), Ended(1.5, code))

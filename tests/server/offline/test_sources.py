@@ -39,7 +39,10 @@ def test_answers_begin_as_the_checkpoint_says_and_what_continues_prompts_is_refu
         assert len(llm.generate([[6] * 90], cut, use_tqdm=False)[0].prompt_token_ids or ()) == 64
         for wrong, names in (
             (lambda: llm.generate([[5] * 65], greedy), "64 tokens at most"),
-            (lambda: llm.generate("a", SamplingParams(prompt_logprobs=1)), "prompt_logprobs: this model"),
+            (
+                lambda: llm.generate("a", SamplingParams(prompt_logprobs=1)),
+                "prompt_logprobs: this is an encoder",
+            ),
             (lambda: llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2)), "use_beam_search"),
             (lambda: llm.chat([{"role": "user", "content": "a"}]), "has no chats"),
         ):

@@ -96,7 +96,7 @@ async def test_what_is_mended_is_told_and_counted(
     client = make_client(make_app(frontend, tool_call_parser="qwen3_coder"))
     (choice,) = (await post(client, "/v1/chat/completions", messages=TALK, tools=TOOLS))["choices"]
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
-    assert "mended as it was read (qwen3_coder): <function= without its opener" in caplog.text
+    assert "a malformed tool call was repaired (qwen3_coder): <function= without its opener" in caplog.text
     page = (await client.get("/metrics")).text
     (counted,) = (line for line in page.splitlines() if line.startswith("facet:tool_calls_repaired_total{"))
     assert 'dialect="qwen3_coder"' in counted and counted.endswith(" 1.0")
