@@ -16,6 +16,7 @@ With a server that runs:
   facet models                    list its models
   facet load|unload MODEL         load or unload one of several models
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
+  facet launch AGENT              start claude-code, codex or opencode with it
   facet bench serve               measure its speed under load
 
 On this machine:
@@ -36,6 +37,7 @@ TERMINAL = {
     "load": "server.terminal.models",
     "unload": "server.terminal.models",
     "run-batch": "server.terminal.run_batch",
+    "launch": "server.terminal.launch",
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
     "keys": "server.terminal.keys",

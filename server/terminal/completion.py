@@ -12,6 +12,7 @@ from models.checkpoint.hub import SHORT_NAMES
 from server.options.parse_server_options import OPTIONS
 from server.terminal.command_table import TERMINAL
 from server.terminal.console import parser_of
+from server.terminal.launch import AGENTS
 
 _SHELLS = ("bash", "zsh", "fish")
 _WORDS = {
@@ -19,6 +20,7 @@ _WORDS = {
     "run": SHORT_NAMES,
     "pull": SHORT_NAMES,
     "bench": ("serve",),
+    "launch": tuple(AGENTS),
     "keys": ("add", "list", "remove"),
     "completion": _SHELLS,
 }

@@ -230,7 +230,13 @@ def client_of(given: argparse.Namespace) -> ServerClient:
 
 
 def model_of(server: ServerClient, given: argparse.Namespace, task: str) -> str:
-    """The model that was asked for, or the server's first. Raises ServerError if it cannot do the task."""
+    """The name of the model whose card `card_of` returns."""
+    return card_of(server, given, task)["id"]
+
+
+def card_of(server: ServerClient, given: argparse.Namespace, task: str) -> dict[str, Any]:
+    """What the server tells of the model that was asked for, or of its first. Raises ServerError if that
+    cannot do the task."""
     cards = server.get("/v1/models").get("data", [])
     card = next((card for card in cards if given.model in (None, card["id"])), None)
     if card is None:
@@ -239,4 +245,4 @@ def model_of(server: ServerClient, given: argparse.Namespace, task: str) -> str:
     tasks = card.get("tasks")
     if tasks and task not in tasks:  # empty: it is one of several, and nothing is known of it yet
         raise ServerError(f"{card['id']} cannot {task}; it can {', '.join(tasks)}")
-    return card["id"]
+    return card
