@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.protocol import PauseMode
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
+from server.offline.deciding import State, decide
 from server.offline.engine_connection import SHUT_DOWN, Connection
 from server.offline.program_requests import Asked, open_answers, open_texts
 from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
@@ -27,6 +28,7 @@ from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.start_checks import with_ray
+from server.schemas.decisions.openai_decisions import Decision
 
 SECONDS_TO_END = 3.0
 """An engine process that has not ended by itself after this time is killed."""
@@ -156,6 +158,19 @@ class AsyncLLM:
         pool_texts = await open_texts(await self._ready(), [asked])
         [output] = await pool_texts()
         yield output
+
+    async def decide(
+        self,
+        input: State,
+        questions: Sequence[Mapping[str, Any]],
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> Decision:
+        """Answers typed questions about a text or a conversation, as /v1/decisions does."""
+        name = request_id or uuid.uuid4().hex
+        [decision] = await decide(await self._ready(), input, questions, lora_request, name)
+        return decision
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""

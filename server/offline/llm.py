@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 from msgspec.structs import replace
 
 from server.offline import program_batches, prompt_forms, request_outputs
+from server.offline.deciding import State, decide
 from server.offline.llm_engine import LLMEngine
 from server.offline.program_requests import Asked, PooledOutput, adapted
 from server.offline.prompt_forms import Adapters, LoRARequest, for_each
@@ -19,6 +20,7 @@ from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
+from server.schemas.decisions.openai_decisions import Decision
 from server.text.chat_template import AskedFormat
 from worker.calls.messages import APPLY_MODEL
 
@@ -187,6 +189,17 @@ class LLM(LLMEngine):
     ) -> list[TranscriptionOutput]:
         """What is said in recordings: paths, or arrays of samples at 16 kHz."""
         return self.local.call(transcribe(self.frontend, sounds, options))
+
+    def decide(
+        self,
+        inputs: State | Sequence[State],
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Decision]:
+        """Answers typed questions about a text, a conversation, or each of several, with probabilities: as
+        /v1/decisions does (docs/decisions_api.md)."""
+        return self.local.call(decide(self.frontend, inputs, questions, lora_request))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a call that gives none; fields that are None are the model's own defaults."""

@@ -174,8 +174,8 @@ class Labels:
 
 
 def read_temperatures(path: Path) -> dict[Kind, float]:
-    """Reads what `facet calibrate` has written: by what the log-probabilities of each kind of question are
-    divided. Raises ValueError if the file cannot be used."""
+    """Reads the temperature of each kind of question, as `facet calibrate` has written them. Raises
+    ValueError if the file cannot be used."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:
@@ -185,10 +185,19 @@ def read_temperatures(path: Path) -> dict[Kind, float]:
     return found.temperatures
 
 
-def probabilities(likelihoods: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Logarithms of likelihoods, normalised over the options."""
+def probabilities(likelihoods: Sequence[float]) -> list[float]:
+    """Probabilities of the options, of the logarithms of their likelihoods."""
     top = max(likelihoods)
-    weights = [math.exp((each - top) / temperature) for each in likelihoods]
+    return _normalised([math.exp(each - top) for each in likelihoods])
+
+
+def tempered(found: Sequence[float], temperature: float) -> list[float]:
+    """Probabilities that are more alike than `found` if the temperature is above 1, and less alike below."""
+    top = max(found)
+    return _normalised([(each / top) ** (1 / temperature) for each in found])
+
+
+def _normalised(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     return [each / total for each in weights]
 

@@ -14,13 +14,9 @@ from server.options.server_flags import ServerConfig
 from server.reading.decisions import ReadDecisions
 from server.requests.decisions import Question, choice_confidence, expectation, score_confidence
 from server.routes.answering import ask
-from server.schemas.conversations.responses import InputTokensDetails, OutputTokensDetails
 from server.schemas.decisions.openai_decisions import (
-    Answered,
-    Decision,
     DecisionRequest,
-    DecisionUsage,
-    Weighed,
+    write_decision,
 )
 from server.schemas.decisions.system_one import (
     ChoiceAnswer,
@@ -43,44 +39,8 @@ def decide(read: ReadDecisions, terms: Terms, config: ServerConfig) -> Decide:
 @router.post("/v1/decisions")
 async def create_decision(body: DecisionRequest, request: Request) -> Response:
     """Answer typed questions about an input, each with probabilities."""
-    return json_response(write_decision(await ask(request, body, body.terms, "dec-", decide)))
-
-
-def write_decision(answer: DecidedAnswer) -> Decision:
-    """The answer in OpenAI's form, in which a question may be refused alone."""
-    counts = answer.end.counts
-    written = [
-        Answered(type="refusal", name=question.name)
-        if found.refusal
-        else _answered(question, found.probabilities)
-        for question, found in zip(answer.questions, answer.found, strict=True)
-    ]
-    usage = DecisionUsage(
-        counts.prompt, InputTokensDetails(counts.cached), 0, OutputTokensDetails(0), counts.prompt
-    )
-    return Decision(answer.head.model, written, usage)
-
-
-def _answered(question: Question, found: list[float]) -> Answered:
-    options, name = question.options, question.name
-    if question.kind == "predicate":
-        return Answered(type="predicate", name=name, probability=found[0])
-    if question.kind == "score":
-        levels = [
-            Weighed(at, each, option.text)
-            for at, (option, each) in enumerate(zip(options, found, strict=True))
-        ]
-        confidence = score_confidence(found)
-        return Answered(
-            type="score", name=name, score=expectation(found), confidence=confidence, probabilities=levels
-        )
-    return Answered(
-        type="choice",
-        name=name,
-        choice=options[found.index(max(found))].value,
-        confidence=choice_confidence(found),
-        probabilities=[Weighed(option.value, each) for option, each in zip(options, found, strict=True)],
-    )
+    answer = await ask(request, body, body.terms, "dec-", decide)
+    return json_response(write_decision(answer.head.model, answer.decided, answer.end.counts))
 
 
 @router.post("/v1/systemone")

@@ -13,6 +13,8 @@ USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
 With a server that runs:
   facet chat                      talk to its model
   facet complete                  continue a text
+  facet decide FILE               answer typed questions about a text, with probabilities
+  facet calibrate DATA -o FILE    find by how much these probabilities are too sure
   facet models                    list its models
   facet load|unload MODEL         load or unload one of several models
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
@@ -33,6 +35,8 @@ TERMINAL = {
     "list": "server.terminal.hub_cache",
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
+    "decide": "server.terminal.decide",
+    "calibrate": "server.terminal.calibrate",
     "models": "server.terminal.models",
     "load": "server.terminal.models",
     "unload": "server.terminal.models",

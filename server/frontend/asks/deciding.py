@@ -17,7 +17,7 @@ from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fiel
 from server.frontend.frontend import Frontend
 from server.media.prompt import as_media
 from server.reading.decisions import AskedQuestion, ReadDecisions
-from server.requests.decisions import Branch, Labels, Question, averaged, probabilities
+from server.requests.decisions import Branch, Labels, Question, averaged, probabilities, tempered
 from server.text.tokenizer import unpack
 
 
@@ -49,6 +49,11 @@ class DecidedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     questions: list[Question]
     found: list[Found]
     """What was found of each question, in order."""
+
+    @property
+    def decided(self) -> list[tuple[Question, list[float]]]:
+        """Each question with the probabilities of its options; none if it has no answer."""
+        return [(one, found.probabilities) for one, found in zip(self.questions, self.found, strict=True)]
 
 
 class _Row:
@@ -161,8 +166,8 @@ class _Run:
             return Found([], failed.message)
         temperature = self._frontend.facts.temperatures.get(self._read.questions[index].kind, 1.0)
         orders = [
-            probabilities(labels.likelihoods([row.told for row in rows]), temperature)
+            probabilities(labels.likelihoods([row.told for row in rows]))
             for asked, labels, rows in zip(self._read.asked, self._labels, self._rows, strict=True)
             if asked.question == index
         ]
-        return Found(averaged(orders))
+        return Found(tempered(averaged(orders), temperature))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, Strict, ValidationInfo, model_validator
 
 from server.errors import BadRequest
-from server.requests.decisions import MOST_OPTIONS, MOST_QUESTIONS, Option, Question, predicate
+from server.requests.decisions import (
+    MOST_OPTIONS,
+    MOST_QUESTIONS,
+    Option,
+    Question,
+    choice_confidence,
+    expectation,
+    predicate,
+    score_confidence,
+)
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Text
 from server.schemas.conversations.response_input import InputReader
 from server.schemas.conversations.responses import MAX_ITEMS, InputTokensDetails, OutputTokensDetails
@@ -197,3 +206,46 @@ class Decision(msgspec.Struct):
     model: str
     answers: list[Answered]
     usage: DecisionUsage
+
+
+class Counted(Protocol):
+    """The tokens of a request."""
+
+    @property
+    def prompt(self) -> int: ...
+
+    @property
+    def cached(self) -> int: ...
+
+
+def write_decision(model: str, decided: Iterable[tuple[Question, list[float]]], counts: Counted) -> Decision:
+    """The answer, of the probabilities of the options of each question; one without any is refused."""
+    answers = [
+        _answered(question, found) if found else Answered(type="refusal", name=question.name)
+        for question, found in decided
+    ]
+    usage = DecisionUsage(
+        counts.prompt, InputTokensDetails(counts.cached), 0, OutputTokensDetails(0), counts.prompt
+    )
+    return Decision(model, answers, usage)
+
+
+def _answered(question: Question, found: list[float]) -> Answered:
+    options, name = question.options, question.name
+    if question.kind == "predicate":
+        return Answered(type="predicate", name=name, probability=found[0])
+    if question.kind == "score":
+        return Answered(
+            type="score",
+            name=name,
+            score=expectation(found),
+            confidence=score_confidence(found),
+            probabilities=[Weighed(at, each, options[at].text) for at, each in enumerate(found)],
+        )
+    return Answered(
+        type="choice",
+        name=name,
+        choice=options[found.index(max(found))].value,
+        confidence=choice_confidence(found),
+        probabilities=[Weighed(option.value, each) for option, each in zip(options, found, strict=True)],
+    )

@@ -21,6 +21,7 @@ from server.requests.decisions import (
     probabilities,
     read_temperatures,
     score_confidence,
+    tempered,
     wordings,
 )
 
@@ -104,7 +105,10 @@ def test_equal_labels_are_equally_likely() -> None:
 def test_probabilities_are_normalised_and_a_temperature_makes_them_alike() -> None:
     assert probabilities([math.log(0.2), math.log(0.6)]) == pytest.approx([0.25, 0.75])
     assert probabilities([0.0, -1000.0]) == [1.0, 0.0]
-    assert probabilities([math.log(0.1), math.log(0.9)], 2.0) == pytest.approx([0.25, 0.75])
+    assert tempered([0.1, 0.9], 2.0) == pytest.approx([0.25, 0.75]) and tempered([0.25, 0.75], 0.5) == (
+        pytest.approx([0.1, 0.9])
+    )
+    assert tempered([0.0, 1.0], 2.0) == [0.0, 1.0]
     assert averaged([[0.2, 0.8], [0.4, 0.6]]) == pytest.approx([0.3, 0.7])
 
 

@@ -108,7 +108,8 @@ async def test_conversations_calls_and_json_are_read(
     ]
     await post(client, "/v1/decisions", input=items, questions=[TRUE])
     [text] = prompts(frontend)
-    assert '{"a":[1]}' in text and "<tool>found\n<user>Decide" in text
+    assert '<user>{"a":[1]}\n' in text and "<developer>Be kind.\n" in text
+    assert "found" in (asked := text.partition("</tool_call>\n")[2]) and "\n\nDecide the" in asked
 
 
 async def test_control_tokens_of_questions_are_text(
