@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Strict, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr, Strict, ValidationInfo, model_validator
 
 from server.errors import BadRequest
 from server.requests.decisions import (
@@ -120,6 +119,8 @@ class DecisionRequest(RequestBody):
         "`levels` (`label`, `description`) from the lowest to the highest."
     )
 
+    _asked: list[Question] = PrivateAttr(default_factory=list)
+
     @model_validator(mode="after")
     def check_questions(self, info: ValidationInfo) -> Self:
         questions: list[Question] = []
@@ -130,13 +131,12 @@ class DecisionRequest(RequestBody):
             form = read_form(first_type(each, _FORMS, where), each, where, info)
             questions.append(_read(form, where))
         check_names("questions", questions, MOST_QUESTIONS)
-        vars(self)["asked"] = questions
+        self._asked = questions
         return self
 
-    @cached_property
+    @property
     def asked(self) -> list[Question]:
-        """The questions, which the check has read."""
-        return []
+        return self._asked
 
     @property
     def messages(self) -> list[dict[str, Any]]:

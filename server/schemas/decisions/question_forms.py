@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import ValidationError, ValidationInfo
 
@@ -18,10 +18,8 @@ from server.schemas.sampling_fields import RequestTerms
 class DecidingBody(Protocol):
     """A body that asks questions about a text or a conversation."""
 
-    @property
-    def state_field(self) -> str:
-        """The name of the field with the text or the conversation."""
-        ...
+    state_field: ClassVar[str]
+    """The name of the field with the text or the conversation."""
 
     @property
     def terms(self) -> RequestTerms: ...

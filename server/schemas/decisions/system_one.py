@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from server.errors import BadRequest
 from server.requests.decisions import MOST_QUESTIONS, Option, Question, predicate
@@ -84,6 +83,8 @@ class SystemOneRequest(RequestBody):
         f"score with 2 to {MOST_LEVELS} levels in `criteria`, from the lowest to the highest."
     )
 
+    _asked: list[Question] = PrivateAttr(default_factory=list)
+
     @model_validator(mode="after")
     def check_questions(self, info: ValidationInfo) -> Self:
         questions: list[Question] = []
@@ -92,13 +93,12 @@ class SystemOneRequest(RequestBody):
             form = read_form(first_type(each, _FORMS, where), each, where, info)
             questions.append(form.question(as_text(name), where))
         check_names("questions", questions, MOST_QUESTIONS)
-        vars(self)["asked"] = questions
+        self._asked = questions
         return self
 
-    @cached_property
+    @property
     def asked(self) -> list[Question]:
-        """The questions, which the check has read."""
-        return []
+        return self._asked
 
     @property
     def messages(self) -> list[dict[str, Any]]:
