@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
 
 import zmq
@@ -27,14 +27,14 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, MakeExecutor, Preparation
 from engine_core.intake.intake import Intake
-from engine_core.load_engine import Loaded, ReportProgress, make_loader, make_steps_in_flight
+from engine_core.load_engine import ModelLoader, ReportProgress, make_steps_in_flight
 from engine_core.protocol import AddRequest, Failed, OutputsByClient, PauseMode, Ready
 from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import Key
+from engine_core.scheduling.sequence import Key, as_request
+from worker.calls.messages import COMPARE_WEIGHTS
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.worker_facts import TimedSteps
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         progress_page: str = "",
-        load: Callable[[TimedSteps], Loaded] | None = None,
+        load: ModelLoader | None = None,
     ) -> None:
         """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again."""
         self.ready = ready
@@ -82,7 +82,7 @@ class Engine:
 
         `make` makes another executor than the one that the configuration asks for.
         """
-        load = make_loader(config, report, make)
+        load = ModelLoader(config, report, make)
         return cls(*load(), load=load)
 
     def stop(self) -> None:
@@ -104,10 +104,54 @@ class Engine:
     def wake(self) -> None:
         """Load the model again. If that raises an error, the engine sleeps on."""
         if self._load is not None:
-            self.ready, scheduler, executor = self._load(self.ready.worker.timed_steps)
-            self._use(scheduler, executor)
-            self.intake.use(scheduler)
+            self._reload(self._load)
         self.asleep, self.refusal = False, None
+
+    def _reload(self, load: ModelLoader) -> None:
+        """Load weights again, or others of the same model, which is what servers know it as."""
+        ready, scheduler, executor = load(self.ready.worker.timed_steps)
+        self.ready = replace(self.ready, worker=ready.worker, start_seconds=ready.start_seconds)
+        self._load = load
+        self._use(scheduler, executor)
+        self.intake.use(scheduler)
+
+    def find_weights(self, folder: str) -> ModelLoader:
+        """Compare the weights of a folder with the model, before anything is changed -> what loads them.
+
+        Raises an error that says why they do not fit.
+        """
+        if self._load is None or self.asleep or not self.intake.may_reload:
+            raise ValueError("weights cannot be replaced while the model sleeps, or adapters are loaded")
+        load = self._load.at(folder, self.ready.worker)
+        while self._in_flight.steps:  # one may wait for bounds, and hold the call up
+            self._collect(self._finish())
+            self._bind()
+        for problem in self.calls.wait_for(COMPARE_WEIGHTS, [load.folder], {}):
+            if problem:
+                raise ValueError(problem)
+        return load
+
+    def update_weights(self, folder: str) -> None:
+        """Compute with the weights of a folder from now on. The requests that are here go on from the tokens
+        that they have. Raises an error if the weights are those from before."""
+        load, before = self.find_weights(folder), self._load
+        scheduler = self._scheduler
+        live = list(scheduler.live.values())
+        for seq in live:
+            scheduler.end(seq)
+        self._stop_executor()
+        try:
+            self._reload(load)
+            self.ready = replace(self.ready, weights=folder)
+        except Exception:
+            _log.error("the weights of %s cannot be loaded: those from before are loaded again", folder)
+            self._reload(before or load)
+            raise
+        finally:
+            self._failed = self._blocked = False
+            for seq in live:
+                self.intake.add(seq.key[0], as_request(seq))
+                self.pause(seq.key[0], [seq.id], paused=seq.paused)
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""

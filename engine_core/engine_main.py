@@ -24,7 +24,7 @@ from engine_core import protocol
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
-from engine_core.load_engine import make_loader
+from engine_core.load_engine import ModelLoader
 from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.scheduling.step_watch import StepWatch
@@ -70,7 +70,7 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     try:
         make = make or make_executor(config)
         report = _ProgressSender(ends, config.progress_page)
-        load = make_loader(config.engine, report, make, config.expert_replicas)
+        load = ModelLoader(config.engine, report, make, config.expert_replicas)
         engine = Engine(*load(), config.progress_page, load)
         whole = boot_seconds + engine.ready.start_seconds
         engine.ready = msgspec.structs.replace(engine.ready, start_seconds=whole)
@@ -133,6 +133,9 @@ class EngineLoop:
         self._write({})  # the first statistics say how fast it is
         while self._drain_until is None or not self._engine.leave(self._drain_until + _LAST_SECONDS):
             self._read()
+            if self._handler.updates:
+                self._handler.update()
+                self._look_again()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
             if self._engine.outputs:  # who has to wait, or is refused, shall know it before the step ends
@@ -147,9 +150,13 @@ class EngineLoop:
     def _obey(self) -> None:
         """Sleep and wake as was ordered."""
         self._handler.obey()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Poll what runs steps, which is another one now."""
         if not self._engine.asleep:
             gc.freeze()
-        self._poller = self._make_poller()  # what runs steps is another one now
+        self._poller = self._make_poller()
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""

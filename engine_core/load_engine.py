@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -30,7 +30,7 @@ from engine_core.steps_in_flight import StepsInFlight
 from models.config import read_config
 from models.quantization.config import check_quantization
 from worker.host.progress_page import StepProgress
-from worker.worker_facts import TimedSteps
+from worker.worker_facts import TimedSteps, WorkerFacts
 
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""
@@ -38,57 +38,81 @@ ReportProgress = Callable[[Progress], None]
 Loaded = tuple[Ready, Scheduler, Executor]
 """The facts about a loaded model, what plans its steps, and what runs them."""
 
+_SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
 _log = logging.getLogger(__name__)
 
 
-class ModelLoader(Protocol):
-    """A function that loads a model. `timed_steps`: the times of its steps, if it was loaded before."""
+class ModelLoader:
+    """Loads a model, as often as it is called."""
 
-    def __call__(self, timed_steps: TimedSteps = ()) -> Loaded: ...
+    def __init__(
+        self,
+        config: EngineConfig,
+        report: ReportProgress,
+        make: MakeExecutor | None = None,
+        expert_replicas: int = 1,
+    ) -> None:
+        """Find the model and check its options."""
+        self._make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
+        self._report, self._expert_replicas = report, expert_replicas
 
+        def report_download(fraction: float) -> None:
+            report(Progress(phase="download", fraction=fraction))
 
-def make_loader(
-    config: EngineConfig,
-    report: ReportProgress,
-    make: MakeExecutor | None = None,
-    expert_replicas: int = 1,
-) -> ModelLoader:
-    """Find a model and check its options -> a function that loads it, as often as it is called."""
-    make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
+        self._found = find_checkpoint(config, report_download)
+        self._config = config = with_own_adapters(config, self._found)
+        self._model = read_config(self._found, config.hf_overrides)
+        check_quantization(self._model, config.worker.quantization)
+        check_layout(config, self._model, expert_replicas)
+        worker = make_worker_config(config, self._model, self._found)
+        drafter = find_drafter(config, worker, expert_replicas, report_download)
+        self._worker = replace(worker, drafter=drafter)
+        self.folder = self._worker.folder
+        """The folder from which it is loaded."""
+        report(Progress(phase="import", fraction=0.0, folder=self.folder))
 
-    def report_download(fraction: float) -> None:
-        report(Progress(phase="download", fraction=fraction))
-
-    found = find_checkpoint(config, report_download)
-    config = with_own_adapters(config, found)
-    model = read_config(found, config.hf_overrides)
-    check_quantization(model, config.worker.quantization)
-    check_layout(config, model, expert_replicas)
-    worker_config = make_worker_config(config, model, found)
-    drafter = find_drafter(config, worker_config, expert_replicas, report_download)
-    worker_config = replace(worker_config, drafter=drafter)
-    folder = worker_config.folder
-    report(Progress(phase="import", fraction=0.0, folder=folder))
-
-    def report_phase(phase: str, fraction: float, detail: str = "") -> None:
-        report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
-
-    def load(timed_steps: TimedSteps = ()) -> Loaded:
+    def __call__(self, timed_steps: TimedSteps = ()) -> Loaded:
+        """Load the model. `timed_steps`: the times of its steps, if it was loaded before."""
         began = time.monotonic()
-        executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
+        executor = self._make(replace(self._worker, timed_steps=timed_steps), self._report_phase)
         try:
             facts = executor.start()
             own = executor.inner if isinstance(executor, JointExecutor) else executor
             disk = own.store if isinstance(own, InlineExecutor | RanksExecutor) else None
-            scheduler = make_scheduler(config, facts, model.vocab_size, disk)
+            scheduler = make_scheduler(self._config, facts, self._model.vocab_size, disk)
             _log.info(describe(facts))
-            ready = make_ready(config, model, found, facts)
+            ready = make_ready(self._config, self._model, self._found, facts)
             return replace(ready, start_seconds=time.monotonic() - began), scheduler, executor
         except Exception:
             executor.stop()
             raise
 
-    return load
+    def at(self, folder: str, facts: WorkerFacts) -> ModelLoader:
+        """Find other weights of the model in a folder, to be loaded as these were, with these facts.
+
+        Raises ValueError or OSError if it is another model there, which is served as something else.
+        """
+        config = self._config
+        if self._expert_replicas > 1 or config.nnodes > 1:
+            raise ValueError("weights are replaced on one machine, without shared experts: start it again")
+        if not Path(folder).is_dir():
+            raise ValueError(f"{folder} is no folder on the engine's machine")
+        form = "auto" if config.worker.load_format == "dummy" else config.worker.load_format
+        worker = replace(
+            config.worker, load_format=form, dtype=facts.dtype, max_model_len=facts.max_model_len
+        )
+        changed = replace(config, model=folder, revision=None, worker=worker)
+        other = ModelLoader(changed, lambda _: None, self._make, self._expert_replicas)
+        for name in ("architecture", "quantization", *_SIZES):
+            if (asked := getattr(other._model, name)) != (own := getattr(self._model, name)):
+                raise ValueError(f"its {name} is {asked}, and that of the model that is served {own}")
+        if other._worker.conversion != self._worker.conversion:
+            raise ValueError("it would be served as something else: its files say other tasks or heads")
+        return other
+
+    def _report_phase(self, phase: str, fraction: float, detail: str = "") -> None:
+        self._report(Progress(phase=phase, fraction=fraction, folder=self.folder, detail=detail))
 
 
 def make_steps_in_flight(executor: Executor, progress: StepProgress, depth: int) -> StepsInFlight:

@@ -205,6 +205,17 @@ class ResumeAll(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order to plan steps again."""
 
 
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order to compute with the weights of a folder from now on, which `WeightsUpdated` answers."""
+
+    folder: str
+    kind: Literal["check", "load", "catch_up"]
+    """Whether the engine only says if they fit, loads them, or loads them unless it has them already, because
+    others had the order before it came."""
+    abort: bool = False
+    """Whether what runs is ended before they are loaded."""
+
+
 class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order to give weights and cache back once nothing runs, or to load them again if `level` is 0."""
 
@@ -213,7 +224,17 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether what runs is ended, and not waited for."""
 
 
-Orders = Drain | ResetPrefixCache | PauseAll | ResumeAll | Sleep | LoadAdapter | DropAdapter | CallWorkers
+Orders = (
+    Drain
+    | ResetPrefixCache
+    | PauseAll
+    | ResumeAll
+    | UpdateWeights
+    | Sleep
+    | LoadAdapter
+    | DropAdapter
+    | CallWorkers
+)
 Request = Spelling | AddRequest | AddRequests | Abort | Pause | Resume | AskStanding | Orders
 Greeting = Hello | Join
 
@@ -308,6 +329,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     worker: WorkerFacts
     quantization: str | None = None
     """What the weights are, for people, if they are quantized."""
+    weights: str = ""
+    """The folder whose weights it computes with, if they are not those of its start."""
     start_seconds: float = 0.0
     """The time from the start of its process to this message, without that of downloads."""
 
@@ -328,6 +351,13 @@ class AllPaused(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The news that an engine plans no more steps, and none is under way; or that it plans them again."""
 
     paused: bool
+
+
+class WeightsUpdated(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The answer to `UpdateWeights`, to who has ordered it. To all, `Ready` tells what has changed."""
+
+    problem: str
+    """Why the weights are those from before; empty if they are the new ones, or would be."""
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -353,7 +383,8 @@ class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     stats: Stats | None = None
 
 
-Answer = Hello | Outputs | Stats | Progress | Ready | AdapterState | Returned | AllPaused | Leaving | Dead
+News = Progress | Ready | AdapterState | AllPaused | Leaving | Dead
+Answer = Hello | Outputs | Stats | Returned | WeightsUpdated | News
 
 
 def _digest() -> str:

@@ -146,6 +146,24 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
     return model
 
 
+def compare_weights(options: LoadOptions, folder: str) -> str:
+    """Compare the headers of a folder's files with the model of these options, which stays as it is.
+
+    Returns what does not fit of names, shapes and types; empty if they may replace its weights.
+    """
+    form = "auto" if options.load_format == "dummy" else options.load_format
+    options = replace(options, folder=Path(folder), load_format=form)
+    setup, model_class = options.setup(), _model_class(options, options.setup().config)
+    if not _trusts_config(model_class):
+        return "weights of models that run on transformers' code are not replaced: start the server again"
+    try:
+        quantization, source = read_quantization(options.config), _open(options)
+        _compare_headers(_build(model_class, setup), setup, source, options.dtype, quantization)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def open_base(options: LoadOptions) -> Weights:
     """Open the weights of a model that is loaded, to read some of them again in float32."""
     quantization = read_quantization(options.config)

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import gc
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
+from models.loader import compare_weights
 from worker.cache_tiers.tiered_store import Store
+from worker.calls.messages import COMPARE_WEIGHTS
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.selection import open_device
@@ -64,6 +67,7 @@ class Runner:
         self._open_steps(loaded, memory)
         report("cache", 1.0)
         methods = {name: each for own in hooks.methods for name, each in own().items()}
+        methods[COMPARE_WEIGHTS] = partial(compare_weights, loaded.options)
         self.call = WorkerCalls(config, self._model, target, methods)
         self.facts = tell_facts(memory, loaded, hooks, fingerprint)
         self._inferring, self._returns_outputs = torch.inference_mode(), place.returns_outputs

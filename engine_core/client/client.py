@@ -314,6 +314,8 @@ class EngineClient:
                 self._dispatcher.deliver_returned(answer)
             case protocol.AllPaused(paused):
                 self.orders.note_paused(number, paused=paused)
+            case protocol.WeightsUpdated(problem):
+                self.orders.note_updated(number, problem)
             case protocol.Leaving():
                 replica.leaving = True
             case protocol.Dead(reason, with_another):
@@ -358,7 +360,7 @@ class EngineClient:
             self._lose(replica.number, refusal, for_good=True)
             return
         self.adapters.welcome(replica)
-        self.orders.welcome(replica.number)
+        self.orders.welcome(replica.number, ready.weights)
         self._refresh()
         if (size := len(self._table.layout.numbers)) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)

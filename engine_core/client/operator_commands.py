@@ -23,6 +23,11 @@ class OperatorCommands:
         """Whether engines shall plan no steps, as was ordered here, or as one of them has told since."""
         self._changing: set[int] = set()
         """The engines that have yet to tell that they have paused, or gone on."""
+        self._updating = asyncio.Lock()
+        self._problems: dict[int, str | None] = {}
+        """Why each engine cannot have the weights that were ordered last; None: it has yet to tell."""
+        self.weights = ""
+        """The folder whose weights engines have, if they are not those of their start."""
 
     def tell(self, order: protocol.Request) -> None:
         for number in list(self._table.replicas):
@@ -55,10 +60,37 @@ class OperatorCommands:
         self._changing.discard(number)
         self.notice()
 
-    def welcome(self, number: int) -> None:
-        """Have an engine that has come, or come back, pause if others do."""
+    def welcome(self, number: int, weights: str) -> None:
+        """Have an engine that has come, or come back, use the weights of others, and pause if these do."""
+        self.weights = weights or self.weights
+        if self.weights and not weights:
+            self._notify(number, protocol.UpdateWeights(self.weights, "catch_up"))
         if self.paused:
             self._notify(number, protocol.PauseAll("keep"))
+
+    async def update_weights(self, folder: str, *, abort: bool = False) -> None:
+        """Have all engines compute with the weights of a folder, once all have said that these fit.
+
+        Raises ValueError if one cannot. `abort`: requests that run are ended before.
+        """
+        async with self._updating:
+            for kind in ("check", "load"):
+                working = [one.number for one in self._table.replicas.values() if one.works]
+                self._problems = dict.fromkeys(working)
+                for number in working:
+                    self._notify(number, protocol.UpdateWeights(folder, kind, abort))
+                await self.until(lambda one: self._problems.get(one.number, "") is not None)
+                for number, problem in self._problems.items():
+                    if problem is None:
+                        raise ValueError(f"engine {number} has ended meanwhile; the log says why")
+                    if problem:
+                        raise ValueError(problem)
+            self._table.forget_prefixes()
+
+    def note_updated(self, number: int, problem: str) -> None:
+        """Take note that an engine has the weights that were ordered last, or why it has not."""
+        self._problems[number] = problem
+        self.notice()
 
     async def sleep(self, level: int, *, abort: bool = False) -> None:
         """Have all engines give weights and cache back, and wait until they have.

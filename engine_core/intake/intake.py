@@ -48,6 +48,11 @@ class Intake:
             self._turns.table = self.adapters
             self.adapters.wake()
 
+    @property
+    def may_reload(self) -> bool:
+        """Whether nothing here depends on weights, but for adapters, which are loaded again on use."""
+        return self._queries is None and not (self.adapters is not None and self.adapters.is_busy)
+
     def stop(self) -> None:
         if self._compile_queue is not None:
             self._compile_queue.stop()
@@ -107,7 +112,7 @@ class Intake:
             self.add(client, request)
 
     def add(self, client: int, request: AddRequest, matcher: TokenMatcher | None = None) -> None:
-        if self._held is not None:
+        if self._held is not None and not request.prompt_len:
             self._held.append((client, request))
         elif self._queries is not None and (answer := self._queries.answer(request)) is not None:
             refused = self._scheduler.refusal(client, request, elsewhere=len(self))

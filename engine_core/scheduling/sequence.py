@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from msgspec.structs import replace
+
 from engine_core.engine_stats import Timing
 from engine_core.protocol import AddRequest
 from engine_core.scheduling.queue.shares import Owner, WorkClass, class_of
@@ -191,6 +193,16 @@ class Sequence:
                 marks = [(mark, position - at) for position, mark in self.marks[first:behind]]
             self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], marks))
         return self.hashes[index]
+
+
+def as_request(seq: Sequence) -> AddRequest:
+    """Make a request that goes on where a sequence stands, whose answers so far have been given."""
+    request, params = seq.request, seq.request.params
+    if len(seq.tokens) == seq.prompt_len or isinstance(params, Pooling):
+        return request
+    began = (seq.record.first_token or 0.0) if request.sent else 0.0
+    params = replace(params, prompt_logprobs=None)
+    return replace(request, tokens=seq.tokens, prompt_len=seq.prompt_len, began=began, params=params)
 
 
 _HASH_BYTES = 16

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine_core import protocol
 from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.engine import Engine
+from engine_core.executor import ExecutorDead
 from engine_core.reason_codes import SENTENCES
 from worker import logs
 from worker.calls.messages import WorkerReturn
@@ -36,6 +37,9 @@ class MessageHandler:
         """Orders to sleep or to wake, which wait until nothing runs."""
         self.pauses: list[protocol.PauseAll] = []
         """Orders to pause all requests that have not come about yet."""
+
+        self.updates: deque[tuple[int, protocol.UpdateWeights]] = deque()
+        """Orders to compute with other weights, and the servers that gave them."""
 
     def greeting(self) -> Iterator[protocol.Answer]:
         """What a server is told that has just connected."""
@@ -76,9 +80,9 @@ class MessageHandler:
                 self.pauses.append(request)
                 engine.pause_all(mode)
             case protocol.ResumeAll():
-                self.pauses.clear()
-                engine.resume_all()
-                self._send_all(protocol.AllPaused(False))
+                self._resume()
+            case protocol.UpdateWeights():
+                self.updates.append((client, request))
             case protocol.Sleep(level, abort):
                 self.sleep_orders.append(request)
                 if level:
@@ -117,6 +121,31 @@ class MessageHandler:
             self._engine.reset_prefix_cache()
         self.pauses.clear()
         self._send_all(protocol.AllPaused(True))
+
+    def _resume(self) -> None:
+        self.pauses.clear()
+        self._engine.resume_all()
+        self._send_all(protocol.AllPaused(False))
+
+    def update(self) -> None:
+        """Load the weights that were ordered first, and answer. An engine that cannot keeps its own."""
+        (client, order), engine, problem = self.updates.popleft(), self._engine, ""
+        engine.progress.rest()
+        try:
+            if order.kind == "check":
+                engine.find_weights(order.folder)
+            elif order.kind == "load" or engine.ready.weights != order.folder:
+                gc.unfreeze()
+                if order.abort:
+                    engine.abort_all()
+                engine.update_weights(order.folder)
+                self._send_all(engine.ready)
+        except ExecutorDead:
+            raise
+        except Exception as error:
+            problem = logs.one_line(error)
+            _log.warning("the weights of %s are not used: %s", order.folder, problem)
+        self._send(client, protocol.WeightsUpdated(problem))
 
     def obey(self) -> None:
         """Sleep and wake as was ordered, once nothing runs."""

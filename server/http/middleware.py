@@ -126,6 +126,7 @@ ADMIN_PATHS = frozenset(
     | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     | {"/collective_rpc", "/pause", "/resume", "/is_paused", "/start_profile", "/stop_profile"}
+    | {"/update_weights", "/update_weights_from_disk"}
 )
 """Paths that a key of a file must be an administrator's for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -33,6 +34,14 @@ class CallBody(BaseModel):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     timeout: Annotated[float, Field(gt=0)] | None = None
+
+
+class WeightsBody(BaseModel):
+    """The folder of other weights. The names of the fields but the first are SGLang's."""
+
+    path: str | None = None
+    model_path: str | None = None
+    abort_all_requests: bool = False
 
 
 @calls.post("/collective_rpc", dependencies=ENTRY)
@@ -70,6 +79,26 @@ async def resume(request: Request) -> JSONResponse:
 async def is_paused(request: Request) -> JSONResponse:
     """Tell whether replicas compute nothing until /resume."""
     return JSONResponse({"is_paused": frontend_of(request).orders.paused})
+
+
+@calls.post("/update_weights", dependencies=ENTRY)
+@calls.post("/update_weights_from_disk", dependencies=ENTRY)
+async def update_weights(request: Request, body: WeightsBody) -> JSONResponse:
+    """Have all replicas compute with the weights of a folder: the same architecture, names and shapes.
+
+    All compare names and shapes first, and nothing is changed if one refuses. Requests that run go on from
+    the tokens that they have; prefixes are forgotten.
+    """
+    if (folder := body.path or body.model_path) is None:
+        raise BadRequest("`path` is the folder of a checkpoint, which engines read: name one.", "path")
+    frontend, began = frontend_of(request), time.monotonic()
+    try:
+        await frontend.orders.update_weights(folder, abort=body.abort_all_requests)
+    except ValueError as error:
+        raise BadRequest(f"The weights are those from before: {error}", "path") from None
+    seconds = round(time.monotonic() - began, 3)
+    message = f"The weights are those of {folder}."
+    return JSONResponse({"success": True, "message": message, "path": folder, "elapsed_s": seconds})
 
 
 @profiler.post("/start_profile")

@@ -44,6 +44,9 @@ class Returned(msgspec.Struct, frozen=True, tag=True, gc=False):
     returns: list[WorkerReturn]
 
 
+COMPARE_WEIGHTS = "compare_weights"
+"""The method by which a worker compares the weights of a folder with its model, which they may replace.
+It returns what does not fit."""
 READ_ADAPTER, ENTER_ADAPTER, DROP_ADAPTER = "read_adapter", "enter_adapter", "drop_adapter"
 """The methods by which a worker reads the adapter of a folder for a number, lets steps compute with what it
 has read, and gives it up again, or only what it has read."""
