@@ -30,7 +30,7 @@ from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO, NONE
 from server.reading.infill import prompts_of
-from server.reading.restated_history import as_texts, write_restated
+from server.reading.restated_history import as_texts, fit_tool_media, write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.decisions import ORDERS
@@ -81,6 +81,11 @@ class ReadingContext:
     options: ReadingOptions
     media: LaidMedia = field(default_factory=dict)
     """The items of the request that are prepared. Reading one that is not raises MediaNeeded."""
+
+    @property
+    def unread(self) -> set[MediaPart]:
+        """Media of tools that could not be read."""
+        return {part for part, laid in self.media.items() if laid == UNREAD}
 
     @property
     def knows_no_calls(self) -> bool:
@@ -219,14 +224,16 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
     calls = [None for message in body.messages if message.tool_calls or message.role in ("tool", "function")]
     if not (tools or calls) or not body.may_be_told or not context.knows_no_calls:
         return write_answered(body, body.messages, context, body.style)
-    messages = as_texts(body.messages, marked=True) if calls else body.messages
+    messages, notes = fit_tool_media(body.messages, context.facts.media, context.unread)
+    if calls:
+        need_media([messages], body, context)  # while roles tell what is of tools
+        messages = as_texts(messages, marked=True)
     if allowed := [tool for tool in tools if choice.allows(tool.function.name)]:
-        must, several = (
-            choice.mode == "required",
-            body.parallel_tool_calls is not False and not choice.is_named,
-        )
-        messages = tell_tools(messages, allowed, context.tokenizer.chat, must=must, several=several)
-    return write_answered(body.model_copy(update={"tools": None}), messages, context, body.style)
+        several = body.parallel_tool_calls is not False and not choice.is_named
+        must, template = choice.mode == "required", context.tokenizer.chat
+        messages = tell_tools(messages, allowed, template, must=must, several=several)
+    written = write_answered(body.model_copy(update={"tools": None}), messages, context, body.style)
+    return msgspec.structs.replace(written, notes=notes + written.notes) if notes else written
 
 
 def write_answered(
@@ -240,8 +247,7 @@ def write_answered(
         return write_conversation(options, messages, context, style)  # no history, and no files
     messages, files = take_row_files(messages)
     write = partial(write_conversation, options, context=context, style=style)
-    unread = {part for part, laid in context.media.items() if laid == UNREAD}
-    written = write_restated(messages, context.tokenizer.chat, context.facts.media, write, unread)
+    written = write_restated(messages, context.tokenizer.chat, context.facts.media, write, context.unread)
     return with_row_files(written, files) if files else written
 
 
@@ -376,7 +382,7 @@ def need_media(
     parts, of_others = list[MediaPart](), set[MediaPart]()
     for messages in conversations:
         parts += find_parts([message.content for message in messages], context.facts.media)
-        said = [message.content for message in messages if message.role not in WRITTEN]
+        said = [each.content for each in messages if each.role not in WRITTEN]
         of_others.update(find_parts(said, context.facts.media))
     if parts and any(part not in context.media for part in parts):
         _check_trusted(options, context)

@@ -38,10 +38,7 @@ def write_restated(
         messages = arranged(messages, template)
     if not ("assistant" in roles or "tool" in roles or "function" in roles):
         return write(messages)
-    shown, count = show_unread(messages, unread) if unread else (messages, 0)
-    shown, left_out = fit_media(shown, {} if media is None else media.most)
-    notes = [f"{MEDIA_UNREAD} ({count})"] if count else []
-    notes += [f"{MEDIA_LEFT_OUT} ({left_out})"] if left_out else []
+    shown, notes = fit_tool_media(messages, media, unread)
     refusals: list[BadRequest] = []
     for note, form in _forms(shown, template):
         try:
@@ -136,6 +133,16 @@ def _as_marked(message: Message) -> Message:
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     content = joined([message.content, *texts]) if message.content else "\n".join(texts)
     return message.model_copy(update={"content": content, "tool_calls": None}) if calls else message
+
+
+def fit_tool_media(
+    messages: list[Message], media: MediaFacts | None, unread: Collection[MediaPart]
+) -> tuple[list[Message], list[str]]:
+    """The messages with texts for media of tools that the model cannot get, and what is told of it."""
+    shown, count = show_unread(messages, unread) if unread else (messages, 0)
+    shown, left_out = fit_media(shown, {} if media is None else media.most)
+    told = {MEDIA_UNREAD: count, MEDIA_LEFT_OUT: left_out}
+    return shown, [f"{what} ({number})" for what, number in told.items() if number]
 
 
 def show_unread(messages: list[Message], unread: Collection[MediaPart]) -> tuple[list[Message], int]:
