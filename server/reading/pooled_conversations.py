@@ -10,7 +10,7 @@ from models.pooling.text_files import ChatForm
 from server.errors import BadRequest
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, quoted_words
-from server.reading.prompts import ReadingContext, encode_conversation, need_media, write_conversation
+from server.reading.prompts import ReadingContext, encode_conversation, write_conversation
 from server.requests.pooling import PooledText, PoolingParams, TextReader, find_prompt, prompt_for
 from server.requests.scoring import (
     Compared,
@@ -44,7 +44,7 @@ def read_conversations(
         if chat is not None:
             options = _with_form(options, chat)
             conversations = [_with_instruction(messages, instruction) for messages in conversations]
-    need_media(conversations, options, context)
+    context.need_media(conversations, options)
     written = [_written(messages, options, context) for messages in conversations]
     texts = iter(reader.read_all([one.text for one in written if one.is_plain], params))
     return [
@@ -85,7 +85,7 @@ def _written(messages: list[Message], options: TemplateOptions, context: Reading
     media = context.facts.media
     if media is None or not media.alone:
         return write_conversation(options, messages, context)
-    parts = need_media([messages], options, context)
+    parts = context.need_media([messages], options)
     texts = [message.text() for message in messages if message.text()]
     if not parts:
         return Written("\n".join(texts))

@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest, no_chats, refuse_for_sources
-from server.media.media_parts import MediaPart, find_parts
+from server.media.media_parts import MediaPart
 from server.media.prompt import (
     UNREAD,
     LaidMedia,
-    MediaNeeded,
     Placed,
     Rows,
     Written,
@@ -30,6 +29,7 @@ from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO, NONE
 from server.reading.infill import prompts_of
+from server.reading.needed_media import need_media
 from server.reading.restated_history import as_texts, fit_tool_media, write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
@@ -40,8 +40,7 @@ from server.schemas.body import check_text
 from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
-from server.schemas.repaired_history import WRITTEN
-from server.schemas.sampling_fields import GenerationBody, RequestBody
+from server.schemas.sampling_fields import GenerationBody
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
@@ -86,6 +85,13 @@ class ReadingContext:
     def unread(self) -> set[MediaPart]:
         """Media of tools that could not be read."""
         return {part for part, laid in self.media.items() if laid == UNREAD}
+
+    def need_media(
+        self, conversations: Iterable[Sequence[Message]], options: TemplateOptions
+    ) -> list[MediaPart]:
+        """The media of all conversations. Raises MediaNeeded if some are not prepared."""
+        trusts, facts = self.options.trust_request_mm_kwargs, self.facts.media
+        return need_media(conversations, options, facts, self.media, trusts_settings=trusts)
 
     @property
     def knows_no_calls(self) -> bool:
@@ -226,7 +232,7 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
         return write_answered(body, body.messages, context, body.style)
     messages, notes = fit_tool_media(body.messages, context.facts.media, context.unread)
     if calls:
-        need_media([messages], body, context)  # while roles tell what is of tools
+        context.need_media([messages], body)  # while roles tell what is of tools
         messages = as_texts(messages, marked=True)
     if allowed := [tool for tool in tools if choice.allows(tool.function.name)]:
         several = body.parallel_tool_calls is not False and not choice.is_named
@@ -337,7 +343,7 @@ def write_conversation(
         )
     media = context.facts.media
     with_parts = [message for message in messages if type(message.content) is list]
-    parts = need_media([messages], options, context) if with_parts else []
+    parts = context.need_media([messages], options) if with_parts else []
     if media is None or not parts:
         text = _rendered(options, messages, context, style)
         if media is None or not any(word in text for word in media.reserved):
@@ -373,30 +379,3 @@ def _rendered(
         written=None if media is None else media.written_parts,
         quoted=frozenset() if media is None else quoted_words(media, context.media, context.tokenizer),
     )
-
-
-def need_media(
-    conversations: Iterable[Sequence[Message]], options: TemplateOptions, context: ReadingContext
-) -> list[MediaPart]:
-    """The media of all conversations. Raises MediaNeeded if some are not prepared."""
-    parts, of_others = list[MediaPart](), set[MediaPart]()
-    for messages in conversations:
-        parts += find_parts([message.content for message in messages], context.facts.media)
-        said = [each.content for each in messages if each.role not in WRITTEN]
-        of_others.update(find_parts(said, context.facts.media))
-    if parts and any(part not in context.media for part in parts):
-        _check_trusted(options, context)
-        settings, io = options.mm_processor_kwargs or {}, options.media_io_kwargs or {}
-        salt = options.cache_salt if isinstance(options, RequestBody) else None
-        of_tools = [part for part in parts if part not in of_others]
-        raise MediaNeeded(parts, salt or "", settings, io, of_tools)
-    return parts
-
-
-def _check_trusted(options: TemplateOptions, context: ReadingContext) -> None:
-    """Refuses the request's own settings for media, unless the operator lets requests have some."""
-    for name in ("mm_processor_kwargs", "media_io_kwargs"):
-        if getattr(options, name) and not context.options.trust_request_mm_kwargs:
-            raise BadRequest(
-                f"{name} is passed with the request, but --trust-request-mm-kwargs is not set.", name
-            )
