@@ -123,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the machine with --node-rank 0, as the others reach it."""
     master_port: Annotated[int, OptionDoc(WORKERS, least=1, most=65534)] = 29501
     """Port there, for the workers to join; the next one is theirs too."""
-    cluster_key: Annotated[str | None, OptionDoc(WORKERS)] = None
+    cluster_key: Annotated[str | None, OptionDoc(WORKERS, is_secret=True)] = None
     """A secret, the same on all machines, without which none may join: best set as a variable, which no list
     of processes shows. Any long random text."""
 

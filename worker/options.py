@@ -36,6 +36,8 @@ class OptionDoc:
     """Whether the flag of a list may be given several times."""
     others: Callable[[str], bool] | None = None
     """A function that says whether a value may be given that is none of the choices."""
+    is_secret: bool = False
+    """Whether the value is a secret or leads to one, and is shown to nobody."""
 
 
 _SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")

@@ -121,7 +121,7 @@ PAGE_FOLDERS = ("/page/", "/docs/")
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
 ADMIN_PATHS = frozenset(
-    {"/metrics", "/load", "/live/events", "/openapi.json"}
+    {"/metrics", "/load", "/live/events", "/openapi.json", "/server_info"}
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/flush_cache", "/slots"}
     | {"/models/load", "/models/unload"}
     | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}

@@ -15,7 +15,7 @@ HTTP = "HTTP"
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of TLS, and of HTTP connections."""
 
-    ssl_keyfile: Annotated[str | None, OptionDoc(HTTP)] = None
+    ssl_keyfile: Annotated[str | None, OptionDoc(HTTP, is_secret=True)] = None
     """Key file, to serve HTTPS."""
     ssl_certfile: Annotated[str | None, OptionDoc(HTTP)] = None
     """Certificate file, to serve HTTPS."""

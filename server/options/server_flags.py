@@ -93,10 +93,10 @@ _CACHED = re.compile(r"models--(.+)")
 class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of keys, quotas, and shares of clients."""
 
-    api_key: Annotated[list[str], OptionDoc(ACCESS)] = []
+    api_key: Annotated[list[str], OptionDoc(ACCESS, is_secret=True)] = []
     """API keys, one of which every request must send, except to /live, /health, /ready and /ping. Other users
     of the machine can see the command line: the variable FACET_API_KEY is safer."""
-    api_key_file: Annotated[str | None, OptionDoc(ACCESS)] = None
+    api_key_file: Annotated[str | None, OptionDoc(ACCESS, is_secret=True)] = None
     """File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` writes. It
     is read again when it changes."""
     fair_between: Annotated[str, OptionDoc(ACCESS, ("addresses", "none"))] = "addresses"

@@ -21,6 +21,7 @@ from server.http.endpoint import Endpoint, require_json
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
+from server.options.shown_options import shown_options
 from server.reading.body_table import ReadTexts
 from server.reading.prompts import Prompt
 from server.requests.pooling import PooledText, PoolingParams
@@ -103,6 +104,17 @@ async def compute_token(request: Request) -> None:
 async def show_version() -> JSONResponse:
     """Return the server's version."""
     return JSONResponse({"version": version("facet-serve")})
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> JSONResponse:
+    """Return the values of all options but keys and the like, as `vllm_config`: an object, or with
+    ?config_format=text, the default, a text."""
+    form, found = request.query_params.get("config_format", "text"), shown_options(request.app.state.config)
+    if form not in ("text", "json"):
+        raise BadRequest(f"config_format is text or json, got {form[:32]!r}.", "config_format")
+    text = ", ".join(f"{name}={value!r}" for name, value in found.items())
+    return JSONResponse({"vllm_config": text if form == "text" else found})
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

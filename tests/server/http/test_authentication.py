@@ -12,8 +12,12 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
+from engine_core.config import EngineConfig
 from server.http.middleware import AccessLogFilter
-from server.options.server_flags import AccessOptions
+from server.options.connection_options import ConnectionOptions
+from server.options.option_parsing import options_of
+from server.options.server_flags import AccessOptions, ReportOptions, ServerConfig
+from server.options.shown_options import shown_options
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}
 
@@ -328,3 +332,26 @@ async def test_keys_are_rotated_under_load(path: Path) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not guarded.frontend.admissions.live
+
+
+async def test_the_options_of_a_server_are_told_without_its_secrets(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path / "hidden.toml", entry("a"), entry("b", admin="true"), plain=["key-hidden"])
+    assert (await guarded.get("a", "/server_info")).status_code == 403
+    text = (await guarded.get("b", "/server_info")).json()["vllm_config"]
+    whole = await guarded.get("hidden", "/server_info?config_format=json")
+    assert "model='org/tiny'" in text and whole.json()["vllm_config"]["max_logprobs"] == 20
+    assert "hidden" not in text + whole.text
+    assert (await guarded.get("b", "/server_info?config_format=xml")).status_code == 400
+
+
+def test_no_secret_is_shown() -> None:
+    config = ServerConfig(
+        engine=EngineConfig(model="tiny", cluster_key="hidden" * 9),
+        access=AccessOptions(api_key=["hidden"], api_key_file="/hidden.toml"),
+        connections=ConnectionOptions(ssl_keyfile="/hidden.pem", ssl_certfile="/cert.pem"),
+        reports=ReportOptions(otlp_traces_endpoint="http://me:hidden@traces/v1"),
+    )
+    shown = shown_options(config)
+    assert "hidden" not in str(shown) and shown["otlp_traces_endpoint"] == "http://traces/v1"
+    left_out = {option.field for option in options_of(ServerConfig)} - shown.keys()
+    assert left_out == {"api_key", "api_key_file", "cluster_key", "ssl_keyfile"}
