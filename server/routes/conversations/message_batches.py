@@ -18,7 +18,7 @@ from server.http.endpoint import Endpoint, require_json
 from server.http.sse import json_response
 from server.routes.batches import folder_of, owner_of, runner_of
 
-router = APIRouter(route_class=Endpoint, tags=["batches"])
+router = APIRouter(route_class=Endpoint, tags=["Files and batches"])
 
 _LARGEST_PAGE = 1000
 
