@@ -12,7 +12,7 @@ from served_app import served
 READY = "document.body?.dataset.ready"
 IDLE = "document.getElementById('stop').hidden"
 MESSAGES = "[...document.querySelectorAll('#messages .text')].map(one => one.textContent).join('|')"
-LISTED = "[...document.querySelectorAll('#conversations li a')].map(one => one.textContent).join('|')"
+LISTED = "[...document.querySelectorAll('#conversations a')].map(one => one.firstChild.data).join('|')"
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import { byId } from "./dom.js";
 
 const KEY = "facet-key";
 let asking = null;
+let turns = 0;  // how often somebody was asked for the key
+let declined = false;  // whether they had none: only what they do themselves asks for it again then
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -16,22 +18,32 @@ export class ApiError extends Error {
 export const address = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
 function headers(body) {
-  const key = sessionStorage.getItem(KEY), form = body instanceof FormData;  // whose content type the browser writes
+  const key = keyNow(), form = body instanceof FormData;  // whose content type the browser writes
   return { ...(form ? { "X-Model": body.get("model") } : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
-// Asks for the key, once for all requests that wait for it.
-function askForKey(reason) {
+const keyNow = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+
+export const askAgain = () => { declined = false; };
+
+/** Asks for the key, once for all requests that wait for it. @param {?string} wrong  the key that the server did not take */
+function askForKey(wrong) {
   asking ??= new Promise((resolve) => {
-    const dialog = byId("key-dialog"), field = byId("key");
-    byId("key-reason").textContent = reason;
-    field.value = "";
+    const dialog = byId("key-dialog"), field = byId("key"), stays = byId("key-stays");
+    byId("key-reason").textContent = wrong ? "The server does not know this key. Is a letter missing, or was it replaced by another?"
+      : "Whoever runs the server has it: it is what they gave as --api-key, or a line of their file of keys.";
+    stays.checked = localStorage.getItem(KEY) !== null;
+    for (const place of [sessionStorage, localStorage]) place.removeItem(KEY);
     dialog.addEventListener("close", () => {
-      if (field.value) sessionStorage.setItem(KEY, field.value);
+      declined = !field.value;
+      if (field.value) (stays.checked ? localStorage : sessionStorage).setItem(KEY, field.value);
       field.value = "";
       asking = null;
+      turns += 1;
       resolve();
     }, { once: true });
+    byId("no-key").onclick = () => { field.value = ""; dialog.close(); };
+    dialog.addEventListener("cancel", () => { field.value = ""; }, { once: true });
     dialog.showModal();
   });
   return asking;
@@ -57,15 +69,14 @@ async function next(reader) {
 export async function send(path, body, signal, more = {}) {
   for (;;) {
     const options = body === undefined ? {} : { method: "POST", body: body instanceof FormData ? body : JSON.stringify(body) };
-    const response = await reach(path, { ...options, headers: { ...headers(body), ...more }, signal, cache: "no-store" });
+    const had = keyNow(), turn = turns, response = await reach(path, { ...options, headers: { ...headers(body), ...more }, signal, cache: "no-store" });
     if (response.ok) return response;
     const text = await response.text();
     let reason = text;
     try { reason = JSON.parse(text).error.message ?? text; } catch { /* it is no error of ours, shown as it is */ }
     if (response.status !== 401) throw new ApiError(reason || `status ${response.status}`, response.status);
-    const had = sessionStorage.getItem(KEY);
-    await askForKey(reason);
-    if (sessionStorage.getItem(KEY) === had) throw new ApiError(reason, response.status);
+    if (turn === turns && !(declined && body === undefined)) await askForKey(had);  // or somebody has answered while this request was on its way
+    if (keyNow() === had) throw new ApiError("This server answers only with a key.", response.status);
   }
 }
 

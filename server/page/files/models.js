@@ -1,6 +1,6 @@
 // Which models the server has, which one is chosen, and what it can do.
 
-import { ApiError, get } from "./api.js";
+import { ApiError, askAgain, get } from "./api.js";
 import { showState, untilReady, watchServer } from "./connection.js";
 import { byId, element, kept, keep, number } from "./dom.js";
 
@@ -99,7 +99,7 @@ async function fill() {
       cards = (await get("v1/models")).data;
       break;
     } catch (error) {
-      if (error instanceof ApiError && error.status && error.status !== 503) return showState(error.message, "gone", "Try again", () => { showState(""); fill(); });
+      if (error instanceof ApiError && error.status && error.status !== 503) return showState(error.message, "gone", "Try again", () => { showState(""); askAgain(); fill(); });
       await untilReady();
     }
   }

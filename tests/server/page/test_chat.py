@@ -88,6 +88,42 @@ def test_edited_and_repeated_turns_are_branches(tab: Tab, model: FakeFrontend) -
         tab.wait(f"{IDLE} && {MESSAGES}.endsWith('two|Hello, world.|go on|Another.')")
 
 
+def test_answers_are_edited_and_single_messages_deleted(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        for text in ("one", "two"):
+            say(tab, text)
+            tab.wait(f"{IDLE} && {MESSAGES}.endsWith('{text}|Hello, world.')")
+        click(tab, '[aria-label="Edit this answer as a new branch"]', 1)
+        tab.wait("document.activeElement.value === 'Hello, world.'")
+        tab.run("document.activeElement.value = 'Once upon'")
+        click(tab, ".edit [type=submit]")
+        hear(tab, "one|Hello, world.|two|Once upon")
+        assert len(model.asked) == 2
+        model.reply = " a time."
+        click(tab, ".assistant .chip")  # the model continues what was written for it
+        hear(tab, "one|Hello, world.|two|Once upon a time.")
+        click(tab, '[aria-label="Delete this answer"]')
+        hear(tab, "one|two|Once upon a time.")
+        click(tab, "#toast button")  # undo
+        hear(tab, "one|Hello, world.|two|Once upon a time.")
+        click(tab, '[aria-label="Delete this message"]')
+        hear(tab, "Hello, world.|two|Once upon a time.")
+        click(tab, '[aria-label="Delete this answer"]', 1)
+        hear(tab, "Hello, world.|two|Hello, world.")  # its other version is shown
+
+
+def test_an_answer_that_repeats_itself_is_stopped(tab: Tab, model: FakeFrontend) -> None:
+    model.reply = "I begin. " + "And so on and on. " * 200
+    with opened(tab, model):
+        say(tab, "hi")
+        told = tab.wait(f"{IDLE} && document.querySelector('.assistant .row')?.innerText")
+        assert told.startswith("The answer repeated itself and was stopped.")
+        assert len(tab.run(MESSAGES)) < 2000
+        model.reply = "And so on. " * 200
+        click(tab, ".assistant .chip")
+        tab.wait(f"{IDLE} && {MESSAGES}.length > 3400 && !document.querySelector('.assistant .row')")
+
+
 def test_tokens_have_colours_and_alternatives(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
         click(tab, "#open-settings")

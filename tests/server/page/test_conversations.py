@@ -106,6 +106,27 @@ def test_they_are_found_renamed_exported_imported_and_deleted(tab: Tab, model: F
         )
 
 
+def test_a_search_shows_where_the_words_are(tab: Tab, model: FakeFrontend) -> None:
+    word = "one.startContainer.data.slice(one.startOffset, one.endOffset)"
+    marks = f"[...CSS.highlights.get('found') ?? []].map(one => {word})"
+    with opened(tab, model):
+        model.reply = "The **Red** fox" + "".join(f" runs {n}" for n in range(900))
+        say(tab, "tell")
+        tab.wait(f"{MESSAGES}.startsWith('tell|The Red fox')")
+        model.reply = "Nothing."
+        click(tab, "[aria-label=Regenerate]")
+        hear(tab, "tell|Nothing.")
+        fill(tab, "search", "red fox")
+        assert tab.wait("document.querySelector('.where')?.textContent").startswith("The **Red** fox runs 0")
+        assert tab.run("document.querySelector('.where mark').textContent") == "Red"
+        click(tab, "#conversations a")  # of the conversation that is open, whose other branch has the words
+        tab.wait(f"{MESSAGES}.startsWith('tell|The Red fox')")
+        assert tab.run(marks) == ["Red", "fox"]
+        assert tab.run("document.getElementById('scroll').scrollTop") < 300
+        fill(tab, "search", "")
+        assert tab.run(marks) == []
+
+
 def _import(tab: Tab, text: str) -> None:
     tab.run(
         "(field => { const list = new DataTransfer();"

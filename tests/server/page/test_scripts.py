@@ -168,3 +168,35 @@ def test_what_is_not_loaded_is_not_asked_what_it_can_do() -> None:
         "{id: 'a', max_model_len: null, tasks: ['token_embed', 'classify'], state: 'unloaded', media: null}"
     )
     assert evaluate("models.js", "abilities", f"[...abilities({card})]") == ["rank", "classify"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Once. " + "no " * 400, True),
+        ("".join(f"{n}. It is so.\n" for n in range(200)), True),
+        ("a" * 1199, False),
+        ("no " * 399, False),
+        (" ".join(map(str, range(900))), False),
+        ("".join(f"{n}\n" for n in range(900)), False),
+        (("x" * 250 + "y") * 5, False),
+    ],
+)
+def test_what_repeats_itself_for_long_is_noticed(text: str, found: bool) -> None:
+    assert evaluate("chat/repetition.js", "repeats", f"repeats({json.dumps(text)})") is found
+
+
+def test_a_message_is_taken_out_with_the_results_of_its_calls() -> None:
+    made = """(() => {
+      const tree = new Tree(), a = tree.add(tree.root, "user", "a"), b = tree.add(a, "assistant", "b");
+      const c = tree.add(tree.add(tree.add(b, "tool", "x"), "tool", "y"), "assistant", "c");
+      const other = tree.add(a, "assistant", "d");
+      tree.reveal(c);
+      tree.remove(b);
+      const after = [tree.path.map((one) => one.content), standing(c)];
+      tree.remove(a);
+      tree.remove(c);
+      return [...after, tree.path.map((one) => one.content), other.parent === tree.root];
+    })()"""
+    found = [["a", "c"], [1, 2], ["d"], True]
+    assert evaluate("chat/branches.js", "Tree, standing", made) == found

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chromium import Tab
 from fake_frontend import FakeFrontend, vectors
-from page_driver import IDLE, READY, click, fill, hear, opened, say
+from page_driver import IDLE, READY, click, fill, hear, module, opened, say
 from served_app import served
 from sounds import noise, written
 from speech_frontend import let_transcribe, says
@@ -153,23 +153,70 @@ def test_loading_is_shown_and_ends(tab: Tab, model: FakeFrontend) -> None:
         tab.complaints.clear()  # the browser notes the status 503
 
 
-def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, model: FakeFrontend) -> None:
-    def enter(key: str) -> None:
-        tab.wait("document.getElementById('key-dialog').open")
-        tab.run(f"document.getElementById('key').value = '{key}'")
-        click(tab, "#key-form button")
+OPEN = "document.getElementById('key-dialog').open"
 
+
+SLOWER = """
+  const real = fetch;
+  let late = 0;
+  window.fetch = async (...all) => {
+    const found = await real(...all);
+    await new Promise((done) => setTimeout(done, (late += 500)));
+    return found;
+  };
+"""
+"""Each answer comes later than the one before."""
+
+
+def enter(tab: Tab, key: str) -> None:
+    tab.wait(OPEN)
+    tab.run(f"document.getElementById('key').value = '{key}'")
+    click(tab, "#key-form [type=submit]")
+
+
+def load_again(tab: Tab) -> None:
+    tab.run("document.body.dataset.old = 'yes'; location.reload()")
+    tab.wait(f"{READY} && !document.body.dataset.old && !{OPEN}")
+
+
+def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, model: FakeFrontend) -> None:
+    reason = "document.getElementById('key-reason').textContent"
     with served(model, access=AccessOptions(api_key=["secret"])) as url:
         tab.open(url)
-        enter("wrong")
-        tab.wait("document.getElementById('key-dialog').open")
-        enter("secret")
+        assert tab.wait(f"{OPEN} && {reason}").startswith("Whoever runs the server has it")
+        enter(tab, "wrong")
+        tab.wait(f"{reason}.startsWith('The server does not know this key')")
+        enter(tab, "secret")
         tab.wait(READY)
         say(tab, "hi")
         hear(tab, "hi|Hello, world.")
         assert tab.run("JSON.stringify(localStorage).includes('secret')") is False
-        tab.run("document.body.dataset.old = 'yes'; location.reload()")
-        tab.wait(f"{READY} && !document.body.dataset.old && !document.getElementById('key-dialog').open")
+        load_again(tab)
+        tab.complaints.clear()  # the browser notes the status 401
+
+
+def test_a_key_is_asked_for_once(tab: Tab, model: FakeFrontend) -> None:
+    """Of requests that are on their way together, in another tab, and by nothing that runs by itself."""
+    with served(model, access=AccessOptions(api_key=["secret"])) as url:
+        tab.open(f"{url}/#live")
+        click(tab, "#no-key")
+        tab.wait("document.getElementById('live-state').textContent.includes('only with a key')")
+        tab.wait("!document.getElementById('state').hidden")
+        tab.run("new Promise(done => setTimeout(done, 2500))")
+        assert not tab.run(OPEN)
+        click(tab, "#state button")
+        tab.wait(OPEN)
+        tab.run("document.getElementById('key-stays').checked = true")
+        enter(tab, "secret")
+        tab.wait(READY)
+        tab.run("sessionStorage.clear()")  # as in another tab
+        load_again(tab)
+        tab.run("localStorage.removeItem('facet-key')")
+        tab.run(f"{{{SLOWER}}}")
+        both = "Promise.all([1, 2].map(() => m.get('v1/models')))"
+        module(tab, "api.js", f"{{ {both}.then((all) => {{ window.both = all.length; }}); return 0; }}")
+        enter(tab, "secret")
+        tab.wait(f"window.both === 2 && !{OPEN}")
         tab.complaints.clear()  # the browser notes the status 401
 
 

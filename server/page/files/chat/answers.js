@@ -3,6 +3,7 @@
 import { events } from "../api.js";
 import { number } from "../dom.js";
 import { contentOf } from "./attached.js";
+import { repeats } from "./repetition.js";
 
 /** The messages of a branch as /v1/chat/completions takes them. @param {import("./branches.js").Message[]} path */
 export function sent(path, system) {
@@ -14,14 +15,17 @@ export function sent(path, system) {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
+const LOOK_EVERY = 200;
+
 /**
  * Reads the stream of an answer into `message`, and calls `drawn` after each piece.
  * An error becomes a field of the message, except that somebody has stopped it; until its end it is unfinished.
+ * One that repeats itself for long is stopped, unless somebody has asked for more of it.
  * @param {AbortSignal} signal
  */
 export async function stream(message, asked, signal, drawn) {
   const started = performance.now();
-  let first = 0, last = 0, count = 0;
+  let first = 0, last = 0, count = 0, looked = 0;
   const pace = () => {
     const seconds = (last - first) / 1000;
     const rate = count > 1 && seconds > 0 ? ` · ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
@@ -41,6 +45,10 @@ export async function stream(message, asked, signal, drawn) {
       if (choice) write(message, choice);
       pace();
       drawn();
+      const said = message.content || message.reasoning || "";
+      if (said.length < looked + LOOK_EVERY || asked.continue_final_message) continue;
+      looked = said.length;
+      if ((message.repeats = repeats(said) || undefined)) return;
     }
     message.unfinished = undefined;
   } catch (error) {

@@ -11,7 +11,7 @@
  */
 
 /** The fields of a message that are kept, beside its place in the tree. */
-const KEPT = ["role", "content", "pictures", "texts", "reasoning", "calls", "tool", "tokens", "pace", "used", "cut", "error", "unfinished"];
+const KEPT = ["role", "content", "pictures", "texts", "reasoning", "calls", "tool", "tokens", "pace", "used", "cut", "error", "unfinished", "repeats", "edited"];
 
 export class Tree {
   constructor() {
@@ -42,6 +42,29 @@ export class Tree {
     const { children } = message.parent;
     message.parent.chosen = children[children.indexOf(message) + step] ?? message;
     return message.parent.chosen;
+  }
+
+  /** Takes a message out. What followed it stands in its place, but the results of its calls go, too. */
+  remove(message) {
+    const { parent } = message, behind = ({ children }) => children.flatMap((child) => (child.role === "tool" ? behind(child) : [child]));
+    let { chosen } = message;
+    while (chosen?.role === "tool") ({ chosen } = chosen);
+    const rest = behind(message), at = parent.children.indexOf(message);
+    for (const one of rest) one.parent = parent;
+    parent.children.splice(at, 1, ...rest);
+    parent.chosen = chosen ?? parent.children[at] ?? parent.children[at - 1] ?? null;
+  }
+
+  /** Shows the branch on which a message stands. */
+  reveal(message) {
+    for (let at = message; at.parent; at = at.parent) at.parent.chosen = at;
+  }
+
+  /** All messages, of all branches. */
+  get all() {
+    const found = [...this.root.children];
+    for (const one of found) found.push(...one.children);
+    return found;
   }
 
   /** All messages as a flat list, each with the place of the one before it (-1 is none) and whether its branch is shown. */

@@ -1,13 +1,14 @@
 // The chat: the conversation that is shown, sending, answering, branches, and keeping all of it.
 
 import { address } from "../api.js";
-import { announce, byId, copy, number } from "../dom.js";
+import { announce, byId, copy, number, toast } from "../dom.js";
 import { choose, chosen, model, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { allRead, areWaiting, beginFiles, offerFiles, takeWaiting } from "./attached.js";
 import { Tree } from "./branches.js";
-import { beginConversations, keepConversation, mark } from "./conversations.js";
+import { beginConversations, keepConversation, mark, soughtWords } from "./conversations.js";
 import { drawFirst } from "./first.js";
+import { findIn, markWords } from "./found.js";
 import { loadMarkdown, viewOf } from "./message.js";
 import { beginSettings, fields, lastSystem, showDefaults, showSystem } from "./settings.js";
 import { load, newId } from "./store.js";
@@ -21,10 +22,16 @@ let current = fresh();
 let follows = true;  // whether the end of the conversation stays in sight while it grows
 
 const acts = {
-  again: (message) => answer(message.parent),
+  again(message) {
+    const { parent } = message;
+    if (!current.running && !message.content && !message.children.length) current.tree.remove(message);  // nothing is lost
+    answer(parent);
+  },
   goOn: (message) => answer(message.parent, message),
   turn,
   resend,
+  rewrite,
+  remove,
   returnResults(message, results) {
     let last = message;
     message.calls.forEach((call, i) => { last = current.tree.add(last, "tool", results[i], { tool: { id: call.id, name: call.name } }); });
@@ -39,7 +46,7 @@ function fresh() {
 
 export function beginChat() {
   beginSettings((text) => { current.system = text; if (current.title) store(current); });
-  beginConversations({ removed: forget, renamed: (id, title) => { if (alive.has(id)) alive.get(id).title = title; } });
+  beginConversations({ removed: forget, renamed: (id, title) => { if (alive.has(id)) alive.get(id).title = title; }, again: showChat });
   beginFiles(() => ({ pictures: current.tree.path.flatMap(({ pictures = [] }) => pictures), used: used() }));
   beginTips(byId("messages"));
   beginField();
@@ -100,7 +107,9 @@ export async function showChat(id) {
     follows = true;
   }
   mark(current.title ? current.id : "");
-  show();
+  const words = id ? soughtWords() : [];
+  if (words.length) showFound(words);
+  else show();
   if (!matchMedia("(pointer: coarse)").matches) byId("input").focus({ preventScroll: true });
 }
 
@@ -158,6 +167,15 @@ function showContext() {
   byId("context").title = "The part of the context length that this conversation takes. Delete messages or begin a new chat to have more room.";
 }
 
+/** Brings words that were searched for into sight, on whichever branch they are. */
+function showFound(words) {
+  const found = findIn(current.tree, words);
+  if (found) current.tree.reveal(found);
+  follows &&= !found;
+  show();
+  if (found) markWords(viewOf(found, acts).item, words).scrollIntoView({ block: "center" });
+}
+
 function follow() {
   const place = byId("scroll");
   if (follows) place.scrollTop = place.scrollHeight;
@@ -195,6 +213,26 @@ function resend(message, text) {
   return true;
 }
 
+function rewrite(message, text) {
+  if (current.running) return false;
+  const { reasoning } = message;
+  if (text !== message.content) current.tree.add(message.parent, "assistant", text, { reasoning, edited: true });
+  show();
+  store(current);
+  byId("input").focus({ preventScroll: true });
+  return true;
+}
+
+/** Takes one message out of the conversation; what followed it stays. */
+function remove(message) {
+  const one = current, before = one.tree.plain;
+  one.tree.remove(message);
+  const done = () => { if (one === current) show(); store(one); };
+  done();
+  byId("input").focus({ preventScroll: true });
+  toast("The message is deleted.", "Undo", () => { if (!one.running) { one.tree = Tree.of(before); done(); } });
+}
+
 export function stopAnswer() {
   current.running?.abort();
 }
@@ -206,7 +244,7 @@ async function answer(parent, begun = null) {
   parent.chosen = begun;
   const asked = { ...body(), ...(begun && { continue_final_message: true, add_generation_prompt: false }) };
   const message = begun ?? one.tree.add(parent, "assistant", "");
-  Object.assign(message, { unfinished: true, error: undefined, cut: undefined });  // and kept so, for the page may be closed
+  Object.assign(message, { unfinished: true, error: undefined, cut: undefined, repeats: undefined, edited: undefined });  // and kept so, for the page may be closed
   begin(one);
   let due = false, keptAt = Date.now();
   const draw = () => {

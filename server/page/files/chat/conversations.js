@@ -4,12 +4,12 @@ import { announce, byId, element, iconButton, save, toast } from "../dom.js";
 import { asMarkdown, read } from "./files.js";
 import { heads, load, loadAll, onChange, put, remove } from "./store.js";
 
-const DAY = 86_400_000;
+const DAY = 86_400_000, BEFORE = 20, BEHIND = 100;
 /** @type {import("./store.js").Head[]} */
 let list = [];
 let open = "";
 let works = true;
-let events = { removed: (_ids) => {}, renamed: (_id, _title) => {} };
+let events = { removed: (_ids) => {}, renamed: (_id, _title) => {}, again: (_id) => {} };
 
 /** @param {typeof events} told  what the chat wants to know of */
 export function beginConversations(told) {
@@ -44,12 +44,16 @@ export async function refresh() {
   draw();
 }
 
+/** The words that are searched for, in small letters. */
+export const soughtWords = () => byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+
 function draw() {
-  const sought = byId("search").value.trim().toLowerCase(), place = byId("conversations");
-  const found = list.filter(({ words }) => sought.split(/\s+/).every((word) => words.includes(word)));
+  const sought = soughtWords(), place = byId("conversations");
+  const found = list.filter(({ low }) => sought.every((word) => low.includes(word)));
+  if (!sought.length) globalThis.CSS?.highlights?.delete("found");
   const groups = grouped(found);
-  place.replaceChildren(...[...groups].flatMap(([age, some]) => [element("h2", { text: age }), element("ul", {}, ...some.map(row))]));
-  if (!found.length) place.append(element("p", { class: "help", text: sought ? "No conversation has these words." : "Conversations will be listed here." }));
+  place.replaceChildren(...[...groups].flatMap(([age, some]) => [element("h2", { text: age }), element("ul", {}, ...some.map((head) => row(head, sought)))]));
+  if (!found.length) place.append(element("p", { class: "help", text: sought.length ? "No conversation has these words." : "Conversations will be listed here." }));
 }
 
 function grouped(some) {
@@ -63,10 +67,19 @@ function ageOf({ changed }) {
   return changed >= today ? "Today" : changed >= today - DAY ? "Yesterday" : changed >= today - 7 * DAY ? "Last seven days" : "Earlier";
 }
 
-function row(head) {
-  const link = element("a", { href: `#chat/${head.id}`, text: head.title, title: head.title, "aria-current": head.id === open && "page", "data-id": head.id });
+function row(head, sought) {
+  const again = () => { if (head.id === open) events.again(head.id); };  // its address is there already
+  const link = element("a", { href: `#chat/${head.id}`, title: head.title, "aria-current": head.id === open && "page", "data-id": head.id, onclick: again }, head.title, ...where(head, sought));
   const more = iconButton("more", `More of ${head.title}`, (event) => showMenu(head, event.currentTarget), { "aria-haspopup": "menu", class: "icon small" });
   return element("li", {}, link, more);
+}
+
+/** The words around the first that is found in what was written. */
+function where({ title, words, low }, sought) {
+  const [at, word] = sought.map((word) => [low.indexOf(word, title.length), word]).filter(([at]) => at >= 0).sort(([a], [b]) => a - b)[0] ?? [-1, ""];
+  if (at < 0) return [];
+  const line = low.lastIndexOf("\n", at) + 1, near = at - line > BEFORE ? low.indexOf(" ", at - BEFORE) + 1 : line, from = near && near <= at ? near : at, end = at + word.length;
+  return [element("span", { class: "where" }, from > line ? "… " : "", words.slice(from, at), element("mark", { text: words.slice(at, end) }), words.slice(end, end + BEHIND))];
 }
 
 function showMenu(head, button) {

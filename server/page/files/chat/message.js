@@ -10,9 +10,19 @@ import { drawTokens } from "./tokens.js";
  * @property {(message: any) => void} again
  * @property {(message: any) => void} goOn
  * @property {(message: any, text: string) => boolean} resend  Whether the edited message was sent
+ * @property {(message: any, text: string) => boolean} rewrite  Whether the edited answer was taken
+ * @property {(message: any) => void} remove
  * @property {(message: any, step: number) => void} turn
  * @property {(message: any, results: string[]) => void} returnResults
  */
+
+/** Why an answer is not what the model would have said to its end. */
+const WORDS = {
+  repeats: "The answer repeated itself and was stopped. A higher temperature or repetition_penalty may help.",
+  cut: "The answer ended at its limit: max_tokens of the settings, or the context length.",
+  edited: "You have edited this answer.",
+  unfinished: "The answer was stopped before its end.",
+};
 
 /** Shows a text as it is, until the code that draws Markdown is there: the first screen does without it. */
 let render = (place, source) => { place.textContent = source; };
@@ -53,9 +63,9 @@ class View {
     this.versions = element("span", { class: "versions" }, this.steps[0], this.place, this.steps[1]);
     this.pace = element("span", { class: "pace" });
     this.copy = iconButton("copy", "Copy", (event) => copy(message.content, event.currentTarget, this.text));
-    this.change = user ? iconButton("edit", "Edit this message as a new branch", () => this.edit())
-      : iconButton("again", "Regenerate", () => acts.again(message));
-    this.acting = element("div", { class: "acts" }, this.versions, this.copy, this.change, this.pace);
+    this.change = iconButton("edit", `Edit this ${user ? "message" : "answer"} as a new branch`, () => this.edit());
+    this.changes = [this.change, ...(user ? [] : [iconButton("again", "Regenerate", () => acts.again(message))]), iconButton("delete", `Delete this ${user ? "message" : "answer"}`, () => acts.remove(message))];
+    this.acting = element("div", { class: "acts" }, this.versions, this.copy, ...this.changes, this.pace);
     if (message.role === "tool") this.acting.hidden = true;
     return this.acting;
   }
@@ -67,7 +77,7 @@ class View {
     this.place.textContent = `${at} of ${count}`;
     this.steps[0].disabled = busy || at === 1;
     this.steps[1].disabled = busy || at === count;
-    this.change.disabled = busy;
+    for (const button of this.changes) button.disabled = busy;
     this.acting.classList.toggle("waits", Boolean(writes));
     this.pace.textContent = message.pace ?? "";
     if (message.role === "user") this.text.textContent = message.content;
@@ -106,7 +116,7 @@ class View {
     const { message, acting } = this;
     this.notes?.forEach((one) => one.remove());
     this.notes = [];
-    const why = message.error ?? (message.cut ? "The answer ended at its limit: max_tokens of the settings, or the context length." : message.unfinished && "The answer was stopped before its end.");
+    const why = message.error ?? WORDS[["repeats", "cut", "edited", "unfinished"].find((name) => message[name])];
     if (why) this.notes.push(element("div", { class: "row" }, element("p", message.error ? { class: "error", role: "alert", text: why } : { class: "help", text: why }), ...this.ways()));
     if (message.calls?.length && !message.children.length) this.notes.push(this.results());
     acting.before(...this.notes);
@@ -130,17 +140,17 @@ class View {
 
   /** Puts a field in the message's place. What is sent from it becomes a branch beside the message. */
   edit() {
-    const { message, text, acts, change, acting } = this;
-    const field = element("textarea", { rows: Math.min(12, message.content.split("\n").length + 1), "aria-label": "Edited message" });
+    const { message, text, acts, change, acting } = this, user = message.role === "user";
+    const field = element("textarea", { rows: Math.min(16, message.content.split("\n").length + 2), "aria-label": user ? "Edited message" : "Edited answer" });
     field.value = message.content;
     const close = () => { form.replaceWith(text); acting.hidden = false; };
     const cancel = () => { close(); change.focus(); };
-    const send = (event) => { event?.preventDefault(); if (acts.resend(message, field.value)) close(); };
+    const send = (event) => { event?.preventDefault(); if (user ? acts.resend(message, field.value) : acts.rewrite(message, field.value)) close(); };
     const form = element("form", { class: "edit", onsubmit: send }, field, element("div", { class: "row" },
-      element("button", { type: "button", text: "Cancel", onclick: cancel }), element("button", { type: "submit", text: "Send" })));
+      element("button", { type: "button", text: "Cancel", onclick: cancel }), element("button", { type: "submit", text: user ? "Send" : "Save" })));
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") { event.stopPropagation(); cancel(); }
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+      if (event.key === "Enter" && (user ? !event.shiftKey : event.ctrlKey || event.metaKey) && !event.isComposing) send(event);
     });
     acting.hidden = true;
     text.replaceWith(form);

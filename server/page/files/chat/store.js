@@ -1,8 +1,8 @@
 // Conversations in the browser's own database (IndexedDB), one for each address of a server. Nothing of them is sent anywhere.
 
 /**
- * @typedef {{id: string, title: string, created: number, changed: number, words: string}} Head
- *   What the list and its search need of a conversation; `words` are all texts of it in small letters.
+ * @typedef {{id: string, title: string, created: number, changed: number, words: string, low: string}} Head
+ *   What the list and its search need of a conversation; `words` are all texts of it, `low` the same in small letters.
  * @typedef {{id: string, title: string, created: number, changed: number, model: string, system: string,
  *   messages: object[]}} Conversation  A whole one, as it is kept and exported; see Tree.plain
  */
@@ -38,7 +38,7 @@ async function run(mode, work) {
 /** @returns {Promise<Head[]>} the newest first */
 export async function heads() {
   const found = await run("readonly", (heads) => heads.getAll());
-  return found.sort((a, b) => b.changed - a.changed);
+  return found.map((one) => ({ ...one, low: one.words.toLowerCase() })).sort((a, b) => b.changed - a.changed);
 }
 
 /** @returns {Promise<?Conversation>} */
@@ -50,7 +50,7 @@ export const loadAll = () => run("readonly", (_, whole) => whole.getAll());
 /** @param {Conversation} one */
 export async function put(one) {
   const { id, title, created, changed, messages } = one;
-  const words = [title, ...messages.map(({ content }) => content)].join("\n").toLowerCase();
+  const words = [title, ...messages.map(({ content }) => content)].join("\n");
   await run("readwrite", (heads, whole) => { heads.put({ id, title, created, changed, words }); whole.put(one); });
   channel?.postMessage(id);
 }

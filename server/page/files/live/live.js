@@ -52,6 +52,7 @@ export async function beginLive() {
       for await (const now of events("live/events", undefined, mine.signal)) look(now);
     } catch (error) {
       if (open === mine) byId("live-state").textContent = error.message;
+      if (error.status === 401) return endLive();  // nobody is asked for a key again and again
     }
     await new Promise((resolve) => setTimeout(resolve, 2000));
   }
