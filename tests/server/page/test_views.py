@@ -196,7 +196,7 @@ def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, model: Fak
 
 
 def test_a_key_is_asked_for_once(tab: Tab, model: FakeFrontend) -> None:
-    """Of requests that are on their way together, in another tab, and by nothing that runs by itself."""
+    """Requests that are on their way together ask once; other tabs and what runs by itself do not ask."""
     with served(model, access=AccessOptions(api_key=["secret"])) as url:
         tab.open(f"{url}/#live")
         click(tab, "#no-key")
