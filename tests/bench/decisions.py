@@ -1,0 +1,135 @@
+"""Typed questions about one text: the cost of all, beside reading their tokens once, and asking one by one.
+
+    python tests/bench/decisions.py FOLDER [--questions 100] [--state 1900] [--rounds 3] [--alone 6]
+
+FOLDER is a checkpoint, such as tests/bench/checkpoints.py makes. In each round, on a new text: all questions
+in one request; a prompt of as many tokens; one predicate about the text, which is cached by then; some of the
+questions one by one at a server without a prefix cache; and all questions about another text beside a stream,
+whose gaps are told. Medians of the rounds are printed; a ratio is that of a round.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+from commits import Checkout
+
+_WORDS = ("city", "river", "answer", "question", "customer", "invoice", "refund", "team", "winter", "table")
+
+
+def _text(drawn: random.Random, words: int) -> str:
+    return " ".join(drawn.choice(_WORDS) for _ in range(words))
+
+
+def _questions(drawn: random.Random, count: int) -> list[dict[str, Any]]:
+    """Predicates, choices of four and scores of three levels, in turn; every second one is a predicate."""
+    found: list[dict[str, Any]] = []
+    for number in range(count):
+        asked: dict[str, Any] = {"type": "predicate", "instructions": f"The text is about {_text(drawn, 8)}."}
+        options = [f"{each} {_text(drawn, 1)}" for each in drawn.sample(_WORDS, 4)]
+        if number % 4 == 1:
+            asked |= {"type": "choice", "choices": [{"value": each} for each in options]}
+        elif number % 4 == 3:
+            asked |= {"type": "score", "levels": [{"label": each} for each in options[:3]]}
+        found.append(asked)
+    return found
+
+
+class _Side:
+    def __init__(self, folder: str, *flags: str) -> None:
+        self.server = Checkout(Path(__file__).parents[2], folder, *flags)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+
+    async def post(self, path: str, **body: Any) -> tuple[float, Any]:
+        """The seconds until the answer, and the answer."""
+        async with httpx.AsyncClient(timeout=1200) as client:
+            began = time.perf_counter()
+            answer = await client.post(self.url + path, json={"model": "m", **body})
+            took = time.perf_counter() - began
+        if answer.status_code != 200:
+            raise SystemExit(f"{path}: {answer.text}")
+        return took, answer.json()
+
+    async def decide(self, text: str, questions: list[dict[str, Any]]) -> tuple[float, int]:
+        """The seconds, and the tokens of the text and all questions."""
+        took, answer = await self.post("/v1/decisions", input=text, questions=questions)
+        return took, answer["usage"]["input_tokens"]
+
+    async def gaps(self, until: asyncio.Event) -> list[float]:
+        """The seconds between the tokens of a stream that goes on until the event."""
+        body = {"model": "m", "prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        times: list[float] = []
+        async with (
+            httpx.AsyncClient(timeout=1200) as client,
+            client.stream("POST", f"{self.url}/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    times.append(time.perf_counter())
+                if until.is_set():
+                    break
+        return [later - earlier for earlier, later in pairwise(times)]
+
+
+async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: int) -> dict[str, float]:
+    drawn = random.Random(seed)
+    text, questions = _text(drawn, given.state), _questions(drawn, given.questions)
+    together, tokens = await cached.decide(text, questions)
+    ids = [drawn.randrange(300, 2000) for _ in range(min(tokens, given.longest))]
+    prompt, _ = await bare.post("/v1/completions", prompt=ids, max_tokens=1)
+    again = statistics.median([(await cached.decide(text, questions[:1]))[0] for _ in range(5)])
+    some = drawn.sample(questions, given.alone)
+    alone = statistics.mean([(await bare.decide(text, [each]))[0] for each in some]) * len(questions)
+    over = asyncio.Event()
+    stream = asyncio.create_task(cached.gaps(over))
+    await asyncio.sleep(1)
+    await cached.decide(_text(drawn, given.state), questions)
+    over.set()
+    gaps = sorted(await stream)
+    read = prompt / len(ids) * tokens
+    return {
+        "tokens": tokens,
+        "together, s": together,
+        "as one prompt, s": read,
+        "together / as one prompt": together / read,
+        "one by one, s": alone,
+        "one by one / together": alone / together,
+        "one predicate, cached, ms": 1000 * again,
+        "gap of a stream beside, p99, ms": 1000 * gaps[int(0.99 * len(gaps))],
+    }
+
+
+async def _measure(given: argparse.Namespace) -> None:
+    cached, bare = _Side(given.folder), _Side(given.folder, "--no-enable-prefix-caching")
+    try:
+        rounds: list[dict[str, float]] = []
+        for seed in range(given.rounds):
+            rounds.append(await _round(cached, bare, given, seed))
+            print(json.dumps(rounds[-1]), flush=True)
+        for name in rounds[0]:
+            print(f"| {name} | {statistics.median(each[name] for each in rounds):.3f} |")
+    finally:
+        for side in (cached, bare):
+            side.server.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--state", type=int, default=1900, help="words of the text")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", type=int, default=6, help="questions that are asked one by one")
+    parser.add_argument("--longest", type=int, default=4096, help="tokens of the prompt that tells the rate")
+    asyncio.run(_measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
