@@ -49,4 +49,5 @@ async def _decide(frontend: Frontend, body: DecisionRequest, name: str) -> Decis
         read = await read_prepared(state, partial(read_decisions, body))
         terms = Terms(state, name, int(time.time()), shares_id=True)
         answer = await frontend.ask(Decide(terms=terms, read=read))
-    return write_decision(answer.head.model, answer.decided, answer.end.counts)
+    counts = answer.end.counts
+    return write_decision(answer.head.model, answer.decided, counts.prompt, counts.cached)

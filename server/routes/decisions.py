@@ -23,7 +23,6 @@ from server.schemas.decisions.system_one import (
     NoulAnswer,
     ScoreAnswer,
     SystemOne,
-    SystemOneAnswer,
     SystemOneRequest,
     SystemOneUsage,
 )
@@ -40,7 +39,8 @@ def decide(read: ReadDecisions, terms: Terms, config: ServerConfig) -> Decide:
 async def create_decision(body: DecisionRequest, request: Request) -> Response:
     """Answer typed questions about an input, each with probabilities."""
     answer = await ask(request, body, body.terms, "dec-", decide)
-    return json_response(write_decision(answer.head.model, answer.decided, answer.end.counts))
+    counts = answer.end.counts
+    return json_response(write_decision(answer.head.model, answer.decided, counts.prompt, counts.cached))
 
 
 @router.post("/v1/systemone")
@@ -51,23 +51,21 @@ async def decide_system_one(body: SystemOneRequest, request: Request) -> Respons
 
 def write_system_one(answer: DecidedAnswer) -> SystemOne:
     """The answer in TypeSafe's form, which has none for a refusal: then BadRequest is raised."""
-    answers: dict[str, SystemOneAnswer] = {}
-    for question, found in zip(answer.questions, answer.found, strict=True):
-        name = question.name or ""
-        if found.refusal:
-            raise BadRequest(f"questions.{name[:64]}: {found.refusal}.", f"questions.{name[:64]}")
-        answers[name] = _system_one(question, found.probabilities)
+    for index, reason in answer.refusals.items():
+        place = f"questions.{answer.decided[index][0].name}"
+        raise BadRequest(f"{place[:80]}: {reason}.", place[:80])
+    answers = {question.name or "": _answered(question, found) for question, found in answer.decided}
     usage = SystemOneUsage(answer.end.counts.prompt)
     return SystemOne(answer.head.model, answers, usage, answer.head.facts.decides_by)
 
 
-def _system_one(question: Question, found: list[float]) -> SystemOneAnswer:
+def _answered(question: Question, found: list[float]) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:
     texts = [option.text for option in question.options]
     if question.kind == "predicate":
         return NoulAnswer(found[0])
     if question.kind == "choice":
         best = texts[found.index(max(found))]
         return ChoiceAnswer(best, choice_confidence(found), dict(zip(texts, found, strict=True)))
+    legend = {str(at): each for at, each in enumerate(texts)}
     levels = {str(at): each for at, each in enumerate(found)}
-    legend = {str(at): text for at, text in enumerate(texts)}
     return ScoreAnswer(expectation(found), score_confidence(found), legend, levels)

@@ -3,9 +3,8 @@ known."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 from server.options.option_parsing import OptionError
 from server.requests.decisions import Calibration, Kind, tempered
 from server.terminal.console import check_folder, parser_of
+from server.terminal.decide import read_json_file
 from server.terminal.progress_bar import ProgressBar
 from server.terminal.server_client import ServerClient, add_server_flags, client_of, model_of
 
@@ -34,12 +34,11 @@ class Known(NamedTuple):
 
 
 def run(arguments: Sequence[str], command: str) -> int:
-    parser = parser_of(
-        command,
+    about = (
         "Find a temperature for each type of question. Start the server without --calibration, then again "
-        "with the file that this writes.",
-        "DATA -o FILE [options]",
+        "with the file that this writes."
     )
+    parser = parser_of(command, about, "DATA -o FILE [options]")
     about = (
         "JSON lines of `input` and `questions` as /v1/decisions takes them, each question with a `label`: "
         "true or false, the value of a choice, or the label of a level."
@@ -49,78 +48,54 @@ def run(arguments: Sequence[str], command: str) -> int:
     add_server_flags(parser)
     given = parser.parse_args(arguments)
     check_folder("-o", given.output)
-    lines = _read_lines(Path(given.data))
-    with client_of(given) as server:
-        found = _ask(server, model_of(server, given, "generate"), lines)
-    temperatures = _fit_all(found)
+    lines = read_json_file(given.data, lines=True)
+    if not all(isinstance(each, dict) and isinstance(each.get("questions"), list) for each in lines):
+        raise OptionError(f"{given.data}: each line is an object with `input` and a list of `questions`")
+    with client_of(given) as server, ProgressBar(len(lines), "line") as bar:
+        found, model = dict[Kind, list[Known]](), model_of(server, given, "generate")
+        for line in lines:
+            for kind, known in _ask(server, model, line):
+                found.setdefault(kind, []).append(known)
+            bar.add()
+    temperatures: dict[Kind, float] = {
+        kind: _fit(kind, known) for kind, known in found.items() if len(known) >= _LEAST
+    }
     if not temperatures:
         raise OptionError(f"{given.data}: give at least {_LEAST} questions of a type with a label")
     Path(given.output).write_bytes(msgspec.json.encode(Calibration(temperatures)) + b"\n")
     return 0
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise OptionError(f"{path} is not JSON lines: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not isinstance(line, dict) or not isinstance(line.get("questions"), list):
-            raise OptionError(f"{path}, line {number}: give an object with `input` and a list of `questions`")
-    return lines
-
-
-def _ask(server: ServerClient, model: str, lines: Sequence[Mapping[str, Any]]) -> dict[Kind, list[Known]]:
-    """What the model says of all questions with a label, by their types."""
-    found: dict[Kind, list[Known]] = {}
-    with ProgressBar(len(lines), "line") as bar:
-        for line in lines:
-            labels = [question.get("label") for question in line["questions"]]
-            questions = [
-                {name: value for name, value in question.items() if name != "label"}
-                for question in line["questions"]
-            ]
-            body = {"model": model, "input": line.get("input"), "questions": questions}
-            answers = server.post("/v1/decisions", body)["answers"]
-            for label, answer in zip(labels, answers, strict=True):
-                if label is not None and answer["type"] != "refusal":
-                    found.setdefault(answer["type"], []).append(_known(answer, label))
-            bar.add()
-    return found
-
-
-def _known(answer: Mapping[str, Any], label: object) -> Known:
-    """Raises OptionError if the label is none of the answers."""
-    if answer["type"] == "predicate":
-        yes = answer["probability"]
-        probabilities, values = [yes, 1 - yes], [True, False]
-    else:
-        weighed = answer["probabilities"]
-        probabilities = [each["probability"] for each in weighed]
-        values = [each.get("label", each["value"]) for each in weighed]
-    right = [at for at, each in enumerate(values) if each == label and type(each) is type(label)]
-    if not right:
-        raise OptionError(f"the label {label!r} of a question is none of its answers, which are {values}")
-    return Known(probabilities, right[0])
-
-
-def _fit_all(found: Mapping[Kind, Sequence[Known]]) -> dict[Kind, float]:
-    """The temperature of each type with enough answers. Prints the error of the half that is not fitted."""
-    temperatures: dict[Kind, float] = {}
-    for kind, known in found.items():
-        if len(known) < _LEAST:
-            print(f"{kind}: {len(known)} answers are too few, so it keeps its probabilities")
+def _ask(server: ServerClient, model: str, line: Mapping[str, Any]) -> Iterator[tuple[Kind, Known]]:
+    """Yields what the model says of each question with a label, behind its type."""
+    questions = [{**each} for each in line["questions"]]
+    labels = [each.pop("label", None) for each in questions]
+    body = {"model": model, "input": line.get("input"), "questions": questions}
+    for label, answer in zip(labels, server.post("/v1/decisions", body)["answers"], strict=True):
+        if label is None or answer["type"] == "refusal":
             continue
-        fitted, held_out = known[::2], known[1::2]
-        temperatures[kind] = temperature = fit(fitted)
-        before, after = (calibration_error(held_out, each) for each in (1.0, temperature))
-        print(
-            f"{kind}: temperature {temperature:.3f} of {len(fitted)} answers; expected calibration error of "
-            f"{len(held_out)} others {before:.4f} before, {after:.4f} after"
-        )
-    return temperatures
+        yes = answer.get("probability", 0.0)
+        weighed = answer.get("probabilities") or [
+            {"value": True, "probability": yes},
+            {"value": False, "probability": 1 - yes},
+        ]
+        values = [each.get("label", each["value"]) for each in weighed]
+        right = [at for at, each in enumerate(values) if each == label and type(each) is type(label)]
+        if not right:
+            raise OptionError(f"the label {label!r} of a question is none of its answers: {values}")
+        yield answer["type"], Known([each["probability"] for each in weighed], right[0])
+
+
+def _fit(kind: Kind, known: Sequence[Known]) -> float:
+    """The temperature of a half of the answers. Prints the error of the others, which it has not seen."""
+    fitted, held_out = known[::2], known[1::2]
+    temperature = fit(fitted)
+    before, after = (calibration_error(held_out, each) for each in (1.0, temperature))
+    print(
+        f"{kind}: temperature {temperature:.3f} of {len(fitted)} answers; expected calibration error of "
+        f"{len(held_out)} others {before:.4f} before, {after:.4f} after"
+    )
+    return temperature
 
 
 def fit(known: Sequence[Known]) -> float:

@@ -17,23 +17,27 @@ _WIDTH = 20
 
 
 def run(arguments: Sequence[str], command: str) -> int:
-    parser = parser_of(
-        command,
-        "Answer typed questions about a text, each with probabilities (docs/decisions_api.md).",
-        "FILE --questions FILE [options]",
-    )
+    about = "Answer typed questions about a text, each with probabilities (docs/decisions_api.md)."
+    parser = parser_of(command, about, "FILE --questions FILE [options]")
     parser.add_argument("file", metavar="FILE", help="The text; - is standard input.")
     about = "JSON: the list `questions` of a request to /v1/decisions."
     parser.add_argument("--questions", required=True, metavar="FILE", help=about)
     parser.add_argument("--json", action="store_true", help="Print the server's own answer.")
     add_server_flags(parser)
     given = parser.parse_args(arguments)
-    text, questions = _read(given.file), _read_questions(given.questions)
+    text, questions = _read(given.file), read_json_file(given.questions)
+    questions = questions.get("questions") if isinstance(questions, dict) else questions
+    if not isinstance(questions, list) or not all(isinstance(each, dict) for each in questions):
+        raise OptionError(f"--questions {given.questions}: give a list of objects")
     with client_of(given) as server:
         body = {"model": model_of(server, given, "generate"), "input": text, "questions": questions}
         answer = server.post("/v1/decisions", body)
-    shown = json.dumps(answer, indent=2) if given.json else "\n".join(_table(questions, answer))
-    print(safe_text(shown))
+    rows = [
+        row
+        for number, found in enumerate(answer["answers"], 1)
+        for row in _rows(found["name"] or str(number), found)
+    ]
+    print(safe_text(json.dumps(answer, indent=2) if given.json else "\n".join(columns(rows))))
     return 0
 
 
@@ -45,35 +49,23 @@ def _read(path: str) -> str:
         raise OptionError(f"{path} cannot be read: {reason}") from None
 
 
-def _read_questions(path: str) -> list[dict[str, Any]]:
+def read_json_file(path: str, *, lines: bool = False) -> Any:
+    """The value of a file of JSON, or those of its `lines`."""
+    text = _read(path)
     try:
-        found = json.loads(_read(path))
+        return [json.loads(each) for each in text.splitlines() if each.strip()] if lines else json.loads(text)
     except ValueError as error:
-        raise OptionError(f"--questions {path} is not JSON: {error}") from None
-    if isinstance(found, dict):
-        found = found.get("questions")
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise OptionError(f"--questions {path}: give a list of questions, as /v1/decisions takes them")
-    return found
+        raise OptionError(f"{path} is not JSON: {error}") from None
 
 
-def _table(questions: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> list[str]:
-    """The lines of a table: a question's name, an answer, its probability, and a bar."""
-    rows: list[tuple[str, str, str, str]] = []
-    for number, (question, found) in enumerate(zip(questions, answer["answers"], strict=True), 1):
-        name = str(question.get("name") or number)
-        for option, probability in _weighed(found):
-            bar = "#" * round(_WIDTH * probability)
-            rows.append((name, option, f"{probability:6.1%}", bar))
-            name = ""
-        if found["type"] == "refusal":
-            rows.append((name, "no answer", "", ""))
-    return columns(rows)
-
-
-def _weighed(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the answers to a question with their probabilities."""
-    if found["type"] == "predicate":
-        yield "yes", found["probability"]
-    for each in found.get("probabilities", ()):
-        yield str(each.get("label", each["value"])), each["probability"]
+def _rows(name: str, found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields rows of a table: the question's name, an answer, its probability, and a bar."""
+    weighed = [
+        (each.get("label", each["value"]), each["probability"]) for each in found.get("probabilities", ())
+    ]
+    weighed += [("yes", found["probability"])] if found["type"] == "predicate" else []
+    for option, probability in weighed:
+        yield name, str(option), f"{probability:6.1%}", "#" * round(_WIDTH * probability)
+        name = ""
+    if not weighed:
+        yield name, "no answer", "", ""

@@ -7,10 +7,12 @@ it in the prefix cache. So it is with the beginning of a question behind which a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
-from engine_core.protocol import Failed, Tokens
+from engine_core.client.in_flight import AddOptions
+from engine_core.protocol import Tokens
 from server.access.request_state import Attributes
 from server.errors import from_engine
 from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fields
@@ -29,16 +31,7 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
 
     async def open(self, frontend: Frontend) -> DecidedAnswer:
         """Returns the answer when all questions are decided. Raises the error that refuses or ends it."""
-        run = _Run(frontend, self.terms, self.read)
-        found = await run.decide()
-        return DecidedAnswer(head=run.head, end=run.end, questions=self.read.questions, found=found)
-
-
-class Found(msgspec.Struct, frozen=True):
-    """The probability of each option of a question, in order; or why it has no answer."""
-
-    probabilities: list[float]
-    refusal: str = ""
+        return await _Run(frontend, self.terms, self.read).decide()
 
 
 class DecidedAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,21 +39,17 @@ class DecidedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     head: AnswerHead
     end: End
-    questions: list[Question]
-    found: list[Found]
-    """What was found of each question, in order."""
-
-    @property
-    def decided(self) -> list[tuple[Question, list[float]]]:
-        """Each question with the probabilities of its options; none if it has no answer."""
-        return [(one, found.probabilities) for one, found in zip(self.questions, self.found, strict=True)]
+    decided: list[tuple[Question, list[float]]]
+    """Each question with the probabilities of its options; none if it has no answer."""
+    refusals: dict[int, str]
+    """Why questions have no answer, by their index."""
 
 
 class _Row:
     """A prompt behind which an engine tells the log-probabilities of some tokens."""
 
     def __init__(self, asked: AskedQuestion, branch: Branch) -> None:
-        self.tail, self.branch = [*asked.tokens, *branch.begun], branch
+        self.question, self.tail, self.branch = asked.question, [*asked.tokens, *branch.begun], branch
         self.told: Sequence[float] = ()
 
 
@@ -69,105 +58,97 @@ class _Run:
 
     def __init__(self, frontend: Frontend, terms: Terms, read: ReadDecisions) -> None:
         """Lets the request in."""
-        self._frontend, self._terms, self._read = frontend, terms, read
+        self._frontend, self._terms, self._read, self._state = frontend, terms, read, terms.state
         ends = frontend.facts.eos_token_ids
         self._labels = [Labels(asked.labels, ends) for asked in read.asked]
         self._rows = [
             [_Row(asked, branch) for branch in labels.branches]
             for asked, labels in zip(read.asked, self._labels, strict=True)
         ]
-        self._state_ids, self._state = unpack(read.state.ids), terms.state
-        self._cached, self._failed = 0, dict[int, Failed]()
-        rows = sum(map(len, self._rows))
+        self._state_ids, self._refusals = unpack(read.state.ids), {**read.refusals}
+        rows = list(chain(*self._rows))
         # The state counts once, however many questions read it.
-        self._tokens = len(self._state_ids) + sum(len(row.tail) for rows in self._rows for row in rows)
-        places = frontend.engine_requests.places_for(rows, self._state.caller)
+        self._tokens = len(self._state_ids) + sum(len(row.tail) for row in rows)
+        places = frontend.engine_requests.places_for(len(rows), self._state.caller)
         self._admission = self._state.admit(frontend.admissions, places)
-        self._group = frontend.new_group()
-        self.head = AnswerHead(**head_fields(frontend, terms, terms.take_id(self._admission)))
+        self._options: AddOptions = {"group": frontend.new_group(), "most_guesses": 0}
+        self._head = AnswerHead(**head_fields(frontend, terms, terms.take_id(self._admission)))
         self._state.work = self
-
-    @property
-    def end(self) -> End:
-        media = sum([placed.embeddings for placed in self._read.state.media])
-        return End(Counts(self._tokens, self._cached, 0, None, media), self._state.times)
 
     def describe(self) -> Attributes:
         """What a trace tells of the request."""
         return {
-            "gen_ai.request.id": self.head.id,
-            "gen_ai.response.model": self.head.model,
+            "gen_ai.request.id": self._head.id,
+            "gen_ai.response.model": self._head.model,
             "gen_ai.usage.prompt_tokens": self._tokens,
             "gen_ai.usage.completion_tokens": 0,
         }
 
-    async def decide(self) -> list[Found]:
-        self._admission.check_tokens(self._tokens)
-        self._admission.read(self._tokens)
-        self._state.times.submit()
-        work = self._admission.begin_work(self._tokens)
+    async def decide(self) -> DecidedAnswer:
+        admission, times, read = self._admission, self._state.times, self._read
+        admission.check_tokens(self._tokens)
+        admission.read(self._tokens)
+        times.submit()
+        work = admission.begin_work(self._tokens)
         try:
-            for wave in self._waves():
+            for wave in filter(None, self._waves()):
                 await self._send(wave)
         finally:
             work.end()
-        return [self._found(index) for index in range(len(self._read.questions))]
+        media = sum([placed.embeddings for placed in read.state.media])
+        return DecidedAnswer(
+            head=self._head,
+            end=End(Counts(self._tokens, times.cached_tokens, 0, None, media), times),
+            decided=[(question, self._found(index)) for index, question in enumerate(read.questions)],
+            refusals=self._refusals,
+        )
 
-    def _waves(self) -> list[list[tuple[int, _Row]]]:
-        """The prompts to send, each with the index of its question: first the one that computes the state,
-        then the first of each question, then those that go on behind it."""
-        owned = [
-            [(asked.question, row) for row in rows]
-            for asked, rows in zip(self._read.asked, self._rows, strict=True)
-        ]
-        first = [rows[0] for rows in owned if rows]
-        rest = [row for rows in owned for row in rows[1:]]
+    def _waves(self) -> list[list[_Row]]:
+        """The prompts to send: first the one that computes the state, then the first of each question, then
+        those that go on behind it."""
+        first, rest = (
+            [rows[0] for rows in self._rows if rows],
+            [row for rows in self._rows for row in rows[1:]],
+        )
         facts = self._frontend.facts.ready.worker
-        caches = self._frontend.config.engine.enable_prefix_caching and facts.keeps_prefixes
-        if not caches:
+        if not (self._frontend.config.engine.enable_prefix_caching and facts.keeps_prefixes):
             return [[*first, *rest]]
         shares = len(self._state_ids) >= facts.block_size
-        return list(filter(None, [first[:1], first[1:], rest] if shares else [first, rest]))
+        return [first[:1], first[1:], rest] if shares else [first, rest]
 
-    async def _send(self, wave: list[tuple[int, _Row]]) -> None:
+    async def _send(self, wave: list[_Row]) -> None:
         """Asks an engine about all prompts of a wave, and notes what it tells."""
-        state, terms, times = self._state, self._terms, self._state.times
-        options = terms.add_options(self._admission, begun=times.steps > 0)
-        options["group"] = self._group
-        options["most_guesses"] = 0
-        if self._read.state.media:
-            options["media"] = as_media(self._read.state.media, state.media_items)
-        prompts = [([*self._state_ids, *row.tail], row.branch.sampling) for _, row in wave]
+        media, times = self._read.state.media, self._state.times
+        options: AddOptions = {
+            **self._terms.add_options(self._admission, begun=times.steps > 0),
+            **self._options,
+        }
+        if media:
+            options["media"] = as_media(media, self._state.media_items)
+        prompts = [([*self._state_ids, *row.tail], row.branch.sampling) for row in wave]
         answers = await self._frontend.engine_requests.tell(
-            prompts, self._admission, replica=terms.replica, **options
+            prompts, self._admission, replica=self._terms.replica, **options
         )
-        times.add_round([answer for answer in answers if isinstance(answer, Tokens)])
-        for (question, row), answer in zip(wave, answers, strict=True):
-            if isinstance(answer, Failed):
-                self._fail(question, answer)
-            else:
+        told = [answer for answer in answers if isinstance(answer, Tokens)]
+        if told and not times.cached_tokens:
+            times.cached_tokens = min(told[0].cached, len(self._state_ids))
+        times.add_round(told)
+        for row, answer in zip(wave, answers, strict=True):
+            if isinstance(answer, Tokens):
                 row.told = answer.logprobs[0].told
-        if not times.cached_tokens and isinstance(answers[0], Tokens):
-            self._cached = times.cached_tokens = min(answers[0].cached, len(self._state_ids))
+                continue
+            self._refusals[row.question] = answer.message
+            if answer.code not in (400, 500) or len(self._refusals) == len(self._read.questions):
+                raise from_engine(answer, self._frontend.admissions.seconds_to_wait())
 
-    def _fail(self, question: int, failed: Failed) -> None:
-        """Notes that a question has no answer. Raises the error if it is not the question's fault alone, or
-        if none is left."""
-        self._failed[question] = failed
-        if failed.code not in (400, 500) or len(self._failed) == len(
-            {one.question for one in self._read.asked}
-        ):
-            raise from_engine(failed, self._frontend.admissions.seconds_to_wait())
-
-    def _found(self, index: int) -> Found:
-        if (reason := self._read.refusals.get(index)) is not None:
-            return Found([], reason)
-        if (failed := self._failed.get(index)) is not None:
-            return Found([], failed.message)
+    def _found(self, index: int) -> list[float]:
+        """The probabilities of the options of a question, averaged over their orders."""
+        if index in self._refusals:
+            return []
         temperature = self._frontend.facts.temperatures.get(self._read.questions[index].kind, 1.0)
         orders = [
             probabilities(labels.likelihoods([row.told for row in rows]))
             for asked, labels, rows in zip(self._read.asked, self._labels, self._rows, strict=True)
             if asked.question == index
         ]
-        return Found(tempered(averaged(orders), temperature))
+        return tempered(averaged(orders), temperature)

@@ -1,89 +1,98 @@
-"""What the APIs for decisions have in common: texts that may be JSON, and checks of questions and options."""
+"""What bodies that ask typed questions have in common: how questions are read, and named in errors."""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
-from pydantic import ValidationError, ValidationInfo
+from pydantic import PrivateAttr, ValidationError, ValidationInfo, model_validator
 
 from server.errors import BadRequest
-from server.requests.decisions import MOST_OPTIONS, Option, Question
-from server.schemas.body import Body, check_text
-from server.schemas.sampling_fields import RequestTerms
+from server.requests.decisions import MOST_OPTIONS, MOST_QUESTIONS, Option, Question
+from server.schemas.body import MEANINGLESS, Body, check_text
+from server.schemas.sampling_fields import RequestBody
 
 
-class DecidingBody(Protocol):
+class QuestionForm(Body):
+    """A question of one type."""
+
+    type: str
+
+    @abstractmethod
+    def question(self, name: str | None) -> Question:
+        """The question as a model is asked it. Raises BadRequest."""
+
+
+class DecidingBody(RequestBody):
     """A body that asks questions about a text or a conversation."""
 
+    meaningless = MEANINGLESS | {"seed"}
     state_field: ClassVar[str]
     """The name of the field with the text or the conversation."""
+    forms: ClassVar[Mapping[str, type[QuestionForm]]]
+    """The form of a question by its type."""
+    _asked: list[Question] = PrivateAttr(default_factory=list)
+
+    @abstractmethod
+    def given(self) -> Iterator[tuple[str, str | None, Any]]:
+        """Yields each question as it was sent, behind what errors call it, and its name."""
 
     @property
-    def terms(self) -> RequestTerms: ...
-
-    @property
+    @abstractmethod
     def messages(self) -> list[dict[str, Any]]:
         """The text or the conversation, as chat completions has it."""
-        ...
 
     @property
-    def asked(self) -> list[Question]: ...
+    def asked(self) -> list[Question]:
+        return self._asked
 
+    @model_validator(mode="after")
+    def read_questions(self, info: ValidationInfo) -> Self:
+        self._asked = [self._read(*each, info.context) for each in self.given()]
+        if not 1 <= len(self._asked) <= MOST_QUESTIONS:
+            raise BadRequest(
+                f"`questions` takes 1 to {MOST_QUESTIONS} questions, got {len(self._asked)}.", "questions"
+            )
+        names = Counter(question.name for question in self._asked if question.name is not None)
+        for name, count in names.most_common(1):
+            if count > 1:
+                said = f"`questions`: {count} questions have the name {name[:64]!r}; name each once."
+                raise BadRequest(said, "questions")
+        return self
 
-def place_of(field: str, name: object) -> str:
-    """What an error calls the question of this name, or number, in a field."""
-    return f"{field}[{name}]" if isinstance(name, int) else f"{field}.{str(name)[:64]}"
-
-
-def read_form(form: type[Body], value: Any, where: str, info: ValidationInfo | None = None) -> Any:
-    """Validates a question; an error names it as `where`."""
-    try:
-        return form.model_validate(value, context=None if info is None else info.context)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        inside = ".".join(map(str, first["loc"]))
-        raise BadRequest(": ".join(filter(None, [where, inside, first["msg"]])), where) from None
-    except BadRequest as error:
-        raise BadRequest(f"{where}: {error.message}", where) from None
+    def _read(self, place: str, name: str | None, value: Any, notes: Any) -> Question:
+        where = f"{place} ({name[:64]!r})" if name is not None and name not in place else place
+        try:
+            kind = value.get("type")
+            if kind not in self.forms:
+                raise BadRequest(
+                    f"questions have the type {' or '.join(self.forms)}, got {str(kind)[:64]!r}."
+                )
+            return self.forms[kind].model_validate(value, context=notes).question(name)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            inside = ".".join(map(str, first["loc"]))
+            raise BadRequest(f"{where}: {inside}: {first['msg']}.", place) from None
+        except BadRequest as error:
+            raise BadRequest(f"{where}: {error.message}", place) from None
 
 
 def as_text(value: object) -> str:
     """A text; or the lines of a list of texts, or any other value as JSON."""
-    if isinstance(value, str):
-        return check_text(value)
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        return check_text("\n".join(value))
-    return check_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        value = "\n".join(value)
+    is_text = isinstance(value, str)
+    return check_text(value if is_text else json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def check_options(where: str, options: Sequence[Option], word: str, most: int = MOST_OPTIONS) -> None:
-    """Refuses too few or too many options, or two of one name and type."""
+def checked(options: Sequence[Option], word: str, most: int = MOST_OPTIONS) -> list[Option]:
+    """The options, of which there must be two or more, with a value each."""
     if not 2 <= len(options) <= most:
-        raise BadRequest(f"{where}: give 2 to {most} {word}, got {len(options)}.", where)
-    [(value, count)] = Counter((type(each.value), each.value) for each in options).most_common(1)
+        raise BadRequest(f"give 2 to {most} {word}, got {len(options)}.")
+    [((_, value), count)] = Counter((type(each.value), each.value) for each in options).most_common(1)
     if count > 1:
-        raise BadRequest(f"{where}: {count} of the {word} are {value[1]!r}; name each once.", where)
-
-
-def check_names(field: str, questions: Sequence[Question], most: int) -> None:
-    """Refuses too many questions, none, or two of one name."""
-    if not 1 <= len(questions) <= most:
-        raise BadRequest(f"`{field}` takes 1 to {most} questions, got {len(questions)}.", field)
-    names = Counter(question.name for question in questions if question.name is not None)
-    for name, count in names.most_common(1):
-        if count > 1:
-            raise BadRequest(
-                f"`{field}`: {count} questions have the name {name[:64]!r}; name each once.", field
-            )
-
-
-def first_type(value: object, known: Mapping[str, type[Body]], where: str) -> type[Body]:
-    """The form of a question by its type."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in known:
-        shown = repr(kind[:64]) if isinstance(kind, str) else "none"
-        raise BadRequest(f"{where}: questions have the type {' or '.join(known)}, got {shown}.", where)
-    return known[kind]
+        raise BadRequest(f"{count} of the {word} are {value!r}; name each once.")
+    return [*options]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import Field
 
 from server.errors import BadRequest
 from server.requests.decisions import MOST_QUESTIONS, Option, Question, predicate
-from server.schemas.body import MEANINGLESS, Body, Bounds
-from server.schemas.decisions.question_forms import (
-    as_text,
-    check_names,
-    check_options,
-    first_type,
-    place_of,
-    read_form,
-)
-from server.schemas.sampling_fields import RequestBody
+from server.schemas.body import Bounds
+from server.schemas.decisions.question_forms import DecidingBody, QuestionForm, as_text, checked
 
 MOST_LEVELS = 10
 
@@ -27,55 +19,42 @@ Described = str | dict[str, Any] | list[Any]
 """A text, or an object or a list, which is read as JSON."""
 
 
-class NoulForm(Body):
-    type: str
+class NoulForm(QuestionForm):
     instructions: Described | None = None
     criteria: dict[Literal["true", "false"], Described | None] | None = None
 
-    def question(self, name: str, where: str) -> Question:
-        criteria = self.criteria or {}
-        yes, no = (_described(criteria.get(side)) for side in ("true", "false"))
-        if self.instructions is None and not (yes or no):
-            raise BadRequest(f"{where}: give `instructions`, or `criteria` for true or false.", where)
-        return predicate(name, _described(self.instructions), yes, no)
+    def question(self, name: str | None) -> Question:
+        yes, no = ((self.criteria or {}).get(side) or "" for side in ("true", "false"))
+        if not (self.instructions or yes or no):
+            raise BadRequest("give `instructions`, or `criteria` for true or false.")
+        return predicate(name, as_text(self.instructions or ""), as_text(yes), as_text(no))
 
 
-class ChoiceForm(Body):
-    type: str
+class ChoiceForm(QuestionForm):
     instructions: Described
     criteria: dict[str, Described | None]
 
-    def question(self, name: str, where: str) -> Question:
-        options = [Option(as_text(value), _described(each)) for value, each in self.criteria.items()]
-        check_options(where, options, "options")
-        return Question("choice", name, as_text(self.instructions), options)
+    def question(self, name: str | None) -> Question:
+        options = [Option(as_text(value), as_text(each or "")) for value, each in self.criteria.items()]
+        return Question("choice", name, as_text(self.instructions), checked(options, "options"))
 
 
-class ScoreForm(Body):
-    type: str
+class ScoreForm(QuestionForm):
     instructions: Described
     criteria: list[Described]
 
-    def question(self, name: str, where: str) -> Question:
-        levels = [as_text(each) for each in self.criteria]
-        check_options(where, [Option(f"{at}") for at, _ in enumerate(levels)], "levels", MOST_LEVELS)
-        return Question("score", name, as_text(self.instructions), [Option(each) for each in levels])
+    def question(self, name: str | None) -> Question:
+        levels = [Option(as_text(each)) for each in self.criteria]
+        return Question("score", name, as_text(self.instructions), checked(levels, "levels", MOST_LEVELS))
 
 
-_FORMS: Mapping[str, type[Body]] = {"noul": NoulForm, "choice": ChoiceForm, "score": ScoreForm}
-
-
-def _described(value: Described | None) -> str:
-    return "" if value is None else as_text(value)
-
-
-class SystemOneRequest(RequestBody):
+class SystemOneRequest(DecidingBody):
     """Asks questions about a state, each of which is answered with probabilities."""
 
-    meaningless = MEANINGLESS | {"seed"}
     bounds: ClassVar[Bounds] = {"questions": (MOST_QUESTIONS, "questions")}
     stand_ins = {"state": "-", "questions": {"q": {"type": "noul", "instructions": "-"}}}
-    state_field: ClassVar[str] = "state"
+    state_field = "state"
+    forms = {"noul": NoulForm, "choice": ChoiceForm, "score": ScoreForm}
 
     state: Annotated[Described, Field(description="The text to decide about; objects and lists are JSON.")]
     questions: dict[str, dict[str, Any]] = Field(
@@ -83,26 +62,12 @@ class SystemOneRequest(RequestBody):
         f"score with 2 to {MOST_LEVELS} levels in `criteria`, from the lowest to the highest."
     )
 
-    _asked: list[Question] = PrivateAttr(default_factory=list)
-
-    @model_validator(mode="after")
-    def check_questions(self, info: ValidationInfo) -> Self:
-        questions: list[Question] = []
+    def given(self) -> Iterator[tuple[str, str | None, Any]]:
         for name, each in self.questions.items():
-            where = place_of("questions", name)
-            form = read_form(first_type(each, _FORMS, where), each, where, info)
-            questions.append(form.question(as_text(name), where))
-        check_names("questions", questions, MOST_QUESTIONS)
-        self._asked = questions
-        return self
-
-    @property
-    def asked(self) -> list[Question]:
-        return self._asked
+            yield f"questions.{name[:64]}", as_text(name), each
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The state as a message."""
         return [{"role": "user", "content": as_text(self.state)}]
 
 
@@ -128,14 +93,11 @@ class ScoreAnswer(msgspec.Struct, tag="score"):
     probabilities: dict[str, float]
 
 
-SystemOneAnswer = NoulAnswer | ChoiceAnswer | ScoreAnswer
-
-
 class SystemOne(msgspec.Struct):
     """The answer to each question, by name."""
 
     model: str
-    answers: dict[str, SystemOneAnswer]
+    answers: dict[str, NoulAnswer | ChoiceAnswer | ScoreAnswer]
     usage: SystemOneUsage
     x_decided_by: str | None
     """How the model decides, as its card in /v1/models says."""

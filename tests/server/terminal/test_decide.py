@@ -72,7 +72,7 @@ def test_a_temperature_is_found_that_the_server_takes(
     [
         ([], "at least 8 questions"),
         ([{"input": "x", "questions": [TRUE]}] * 2, "at least 8 questions"),
-        ([1], "line 1: give an object"),
+        ([1], "each line is an object"),
         ([{"input": "x", "questions": [{**TEAM, "label": "c"}]}], "none of its answers"),
     ],
 )
