@@ -170,6 +170,11 @@ class Body(BaseModel):
         return body
 
     @classmethod
+    def known_names(cls) -> set[str]:
+        """The names of fields that are no mistakes."""
+        return {*cls.__pydantic_fields__, *cls.other_names, *cls.foreign, *cls.meaningless}
+
+    @classmethod
     def _with_ours(cls, body: dict[str, Any], others: list[str], notes: FieldNotes | None) -> object:
         """The body with our fields in the place of those of other servers."""
         taken = [*cls.other_names, *cls.foreign]

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.options.option_parsing import OptionError
+from server.options.option_parsing import OptionError, nearest
 from server.options.parse_server_options import client_key_of_environment
-from server.terminal.console import CommandError, Screen, parser_of
+from server.terminal.console import CommandError, RepetitionGuard, Screen, parser_of
 from server.terminal.own_server import own_server
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 
@@ -25,13 +25,16 @@ HELP = '''/system TEXT     begin anew with this system prompt; without a text, w
 /set NAME VALUE  send this field with every request, such as /set temperature 0; without a value, no more
 /image PATH      send this picture with the next message, which may have several; without a path, none
 /video PATH      the same for a video, and /audio PATH for a sound
-/again           have the last answer generated again
+/again           have the last answer generated again, or send a message again that failed
 /clear           forget the conversation
 /help            show this
 /exit            leave, as Ctrl-D does
 Several lines: begin and end them with """, or end each with a backslash. Ctrl-C stops an answer.'''
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+REPEATED = (
+    "stopped: the answer repeats itself; /set temperature 0.7 or /set repetition_penalty 1.1, then /again"
+)
 _QUOTES = '"""'
 _KINDS = {"image": "picture", "video": "video", "audio": "sound"}
 """What a file may be that goes with a message, by the name of its command."""
@@ -141,6 +144,8 @@ class Chat:
         self.model = model
         self.fields: dict[str, Any] = {}
         """Fields of requests beside model and messages."""
+        self._unsent = ""
+        """The text of the last message, if there was no answer to it."""
         self.messages: list[dict[str, Any]] = []
         self._begin(system_prompt)
 
@@ -155,14 +160,14 @@ class Chat:
                 elif not self.obey(message):
                     return
             except CommandError as error:
-                screen.remark(f"error: {error}")
+                screen.remark(f"error: {error}" + ("; /again sends it again" if self._unsent else ""))
             except KeyboardInterrupt:
                 screen.text("\n")
                 screen.remark("stopped")
 
     def say(self, text: str) -> None:
         """Sends a message and shows the answer as it comes. What came before a Ctrl-C is kept."""
-        parts, self._media = self._media, []
+        parts, self._media, self._unsent = self._media, [], ""
         content = [*parts, {"type": "text", "text": text}] if parts else text
         self.messages.append({"role": "user", "content": content})
         self._answer()
@@ -197,6 +202,8 @@ class Chat:
                 self.attach(rest, name)
             case "image" | "video" | "audio":
                 self._media[:] = [part for part in self._media if part["type"] != f"{name}_url"]
+            case "again" if self._unsent:
+                self.say(self._unsent)
             case "again" if self._take_last_answer_back():
                 self._answer()
             case _:
@@ -211,31 +218,41 @@ class Chat:
 
     def _answer(self) -> None:
         pieces: list[str] = []
-        speed, is_reasoning = Speed(), False
+        speed, guard, is_reasoning = Speed(), RepetitionGuard(), False
+        repeated = 0
         body = {**_STREAMED, **self.fields, "model": self.model, "messages": self.messages}
         try:
             for chunk in self._server.stream("/v1/chat/completions", body):
                 speed.count(chunk)
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
-                    if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+                    reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                    if reasoning:
                         is_reasoning = True
                         self._screen.reasoning(reasoning)
-                    if text := delta.get("content"):
+                    if text := delta.get("content") or "":
                         if is_reasoning and self._screen.is_terminal:
                             self._screen.text("\n\n")
                         is_reasoning = False
                         pieces.append(text)
                         self._screen.text(text)
+                    if self._screen.is_terminal:
+                        repeated = guard.repeated(reasoning + text)
+                if repeated:
+                    pieces[:] = ["".join(pieces)[:-repeated]] if pieces else []
+                    break
         except ServerError:
             if not pieces:  # it was not answered: let it be sent again, with its pictures
                 content = self.messages.pop()["content"]
                 self._media[:0] = content[:-1] if isinstance(content, list) else []
+                self._unsent = content[-1]["text"] if isinstance(content, list) else content
             raise
         finally:
             if pieces:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
         self._screen.text("\n")
+        if repeated:
+            self._screen.remark(REPEATED)
         self._screen.remark(speed.summary())
 
     def _take_last_answer_back(self) -> bool:
@@ -255,6 +272,7 @@ class Chat:
         if name in ("model", "messages", "stream", "stream_options"):
             self._screen.remark(f"{name} cannot be set: see /help")
         elif value:
+            _check_field(name)
             try:
                 self.fields[name] = json.loads(value)
             except ValueError:
@@ -262,6 +280,15 @@ class Chat:
         else:
             self.fields.pop(name, None)
             self._screen.remark("set: " + (json.dumps(self.fields) if self.fields else "nothing"))
+
+
+def _check_field(name: str) -> None:
+    """Raises CommandError if no request of a chat has this field."""
+    from server.schemas.chat import ChatRequest  # imports much
+
+    known = ChatRequest.known_names()
+    if name not in known:
+        raise CommandError(f"there is no field {name}{nearest(name, known, 'docs/api.md lists them')}")
 
 
 def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
