@@ -236,7 +236,7 @@ class Body(BaseModel):
 
 MAX_REPORTED = 5
 """How many validation errors one answer names."""
-MAX_INPUT = 200
+MAX_INPUT = 100
 """How many characters of a wrong value an answer repeats."""
 
 LONG = 16 << 10
@@ -293,31 +293,38 @@ def _decode_slowly(raw: bytes) -> object:
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:
-        fault = {"type": "json_invalid", "loc": [error.pos], "msg": "JSON decode error", "input": {}}
+        fault = {"type": "json_invalid", "loc": [error.pos], "msg": "JSON decode error"}
         raise invalid_body([{**fault, "ctx": {"error": error.msg}}]) from None
     except (ValueError, RecursionError):
         raise BadRequest("There was an error parsing the body") from None
 
 
 def invalid_body(errors: Iterable[Mapping[str, Any]]) -> InvalidBody:
-    """vLLM's text for a body that does not fit, from pydantic's errors, cut to what a reader can use."""
+    """The error for a body that does not fit: what is wrong by pydantic's errors, cut to what a reader can
+    use."""
     found = list(errors)
-    lines = [f"  {_shown(error)}" for error in found[:MAX_REPORTED]]
-    count = f"{len(found)} validation error{'s' if len(found) != 1 else ''}:"
-    place = _location(found[0])
-    return InvalidBody("\n".join([count, *lines]), place, f"{place}: {found[0].get('msg')}")
+    faults = [f"{_location(error)}: {_said(error)}" for error in found[:MAX_REPORTED]]
+    more = f"; and {len(found) - MAX_REPORTED} more" if len(found) > MAX_REPORTED else ""
+    return InvalidBody("; ".join(faults) + more, _location(found[0]), faults[0])
 
 
-def _shown(error: Mapping[str, Any]) -> dict[str, object]:
-    shown: dict[str, object] = {
-        "type": error.get("type"),
-        "loc": _location(error),
-        "msg": error.get("msg"),
-        "input": _shortened(error.get("input")),
-    }
-    if error.get("ctx"):
-        shown["ctx"] = {key: _shortened(str(value)) for key, value in error["ctx"].items()}
-    return shown
+_WANTED = {
+    "bool": "true or false", "dict": "an object", "float": "a number", "int": "a whole number",
+    "list": "a list", "model": "an object", "string": "a string",
+}  # fmt: skip
+"""What has to be given, by the beginning of pydantic's type of an error."""
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    kind, said = error["type"], error["msg"]
+    if kind == "json_invalid":
+        return f"this is not JSON: {error['ctx']['error']}"
+    if not said.startswith("Input "):  # a sentence of ours, or one that tells what was given
+        return "this is missing" if kind == "missing" else said.replace(" after validation", "").rstrip(".")
+    is_kind = kind.endswith(("_type", "_parsing", "_from_float"))
+    wanted = _WANTED.get(kind.partition("_")[0]) if is_kind else None
+    said = f"give {wanted}" if wanted else said.removeprefix("Input ")
+    return f"{said}, got {_shown(error.get('input'))}"
 
 
 def _location(error: Mapping[str, Any]) -> str:
@@ -326,15 +333,14 @@ def _location(error: Mapping[str, Any]) -> str:
     return ".".join(["body", *path])
 
 
-def _shortened(value: object) -> object:
+def _shown(value: object) -> str:
     match value:
         case dict():
-            return f"<dict of {len(value)} items>"
+            return "an object"
         case list() | tuple():
-            return f"<list of {len(value)} items>"
-        case str() | bytes() if len(value) > MAX_INPUT:
-            return str(value[:MAX_INPUT]) + "…"
+            return f"a list of {len(value)}"
         case str() | bytes() | int() | float() | None:
-            return value
+            text = repr(value) if isinstance(value, str | bytes) else json.dumps(value)
+            return text if len(text) <= MAX_INPUT else f"{text[:MAX_INPUT]}…"
         case _:
-            return f"<{type(value).__name__}>"
+            return f"a {type(value).__name__}"

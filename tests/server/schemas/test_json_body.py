@@ -45,13 +45,13 @@ def test_no_short_body_is_long() -> None:
 def test_errors_are_few_and_short() -> None:
     error = refusal_of(json.dumps({f"k{i}": ["x" * 100_000] for i in range(50)}).encode())
     assert len(error.message) <= MAX_MESSAGE
-    assert error.message.startswith("100 validation errors:\n")
-    assert error.message.count("'loc'") <= 5 and str(error.param).startswith("body.k0")
+    assert error.message.endswith("; and 95 more") and error.message.count("body.k") == 5
+    assert str(error.param).startswith("body.k0")
 
 
 def test_a_large_wrong_value_is_not_repeated() -> None:
     error = refusal_of(json.dumps({"a": {"b": ["x" * 1000] * 1000}}).encode())
-    assert "<dict of 1 items>" in error.message
+    assert "got an object" in error.message
     assert "xxx" not in error.message
 
 
