@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.response_format import StructuredOutputsParams
     from server.metrics.metric_reader import Counter, Gauge, Histogram, Metric, Vector
+    from server.metrics.stat_loggers import StatLoggerBase
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from server.offline.stat_loggers import StatLoggerBase
     from server.options.parse_server_options import AsyncEngineArgs, EngineArgs
     from server.options.server_flags import VllmConfig
     from server.output_parsing.dialect import Dialect, ThinkingMarkers
@@ -117,11 +117,11 @@ _HOMES = {
     "server.errors": "ApiError BadRequest Unavailable",
     "server.grammars.response_format": "StructuredOutputsParams",
     "server.metrics.metric_reader": "Counter Gauge Histogram Metric Vector",
+    "server.metrics.stat_loggers": "StatLoggerBase",
     "server.offline.async_llm": "AsyncLLM AsyncLLMEngine",
     "server.offline.llm": "LLM",
     "server.offline.llm_engine": "LLMEngine",
     "server.offline.prompt_forms": "LoRARequest TextPrompt TokensPrompt",
-    "server.offline.stat_loggers": "StatLoggerBase",
     "server.options.parse_server_options": "AsyncEngineArgs EngineArgs",
     "server.options.server_flags": "VllmConfig",
     "server.requests.beam_search": "BeamSearchParams",

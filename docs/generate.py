@@ -13,7 +13,7 @@ from typing import Any
 from rooms_picture import picture
 
 from server.options.foreign_options import LLAMA_FLAGS, OBEYED, PLUGINS, VLLM_FLAGS
-from server.options.option_parsing import Option, flag_of
+from server.options.option_parsing import Option, VllmFlag, flag_of
 from server.options.parse_server_options import OPTIONS
 from server.run.app import openapi_schema
 from server.terminal import suggestions
@@ -29,6 +29,7 @@ FLAGS_TEXT = (
     "Every other\nflag of vLLM is an option above, or is refused with a sentence; for llama.cpp's see "
     "[migrating.md](migrating.md#llamacpps-server)."
 )
+REFUSED_TEXT = "They are refused, and the sentence behind the name says why, or what to do instead."
 VARIABLES_TEXT = (
     "These are obeyed by `serve`; all others have no meaning here. The log says at the start which "
     "of them are set.\n`FACET_` variables, the file and flags win over them."
@@ -49,6 +50,17 @@ def options_page() -> str:
         "",
         ", ".join(f"`{flags}`" for flags in idle) + ".",
     ]
+    lines += [
+        "",
+        "## Flags of vLLM that have another way",
+        "",
+        REFUSED_TEXT,
+        "",
+        "| Flag | Refusal |",
+        "|---|---|",
+    ]
+    refused = [each for each in VLLM_FLAGS if each.instead != VllmFlag.instead]
+    lines += [f"| `{', '.join(each.flags)}` | {cell(each.instead)} |" for each in refused]
     lines += ["", "## Variables of vLLM", "", VARIABLES_TEXT, "", "| Variable | Here |", "|---|---|"]
     lines += [f"| `{name}` | `{flag_of(field)}` |" for name, field in OBEYED.items()]
     lines.append(f"| `{PLUGINS}` | installed plug-ins that are called ([plugins.md](plugins.md)) |")

@@ -13,12 +13,12 @@ from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.protocol import PauseMode
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
+from server.metrics.stat_loggers import MakeStatLogger
 from server.offline.deciding import State, decide
 from server.offline.engine_connection import SHUT_DOWN, Connection
 from server.offline.program_requests import Asked, open_answers, open_texts
 from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from server.offline.stat_loggers import MakeStatLogger
 from server.options.parse_server_options import EngineArgs, program_config
 from server.options.server_flags import VllmConfig
 from server.requests.beam_search import BeamSearchParams

@@ -14,7 +14,7 @@ from server.errors import Unavailable
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
-from server.offline.stat_loggers import MakeStatLogger, StatLoggers
+from server.metrics.stat_loggers import MakeStatLogger, StatLoggers
 from server.options.media_options import MEDIA_KINDS, MediaOptions
 from server.options.server_flags import ServerConfig
 from server.terminal.progress_bar import ProgressDisplay

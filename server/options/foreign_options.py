@@ -50,7 +50,14 @@ _REFUSED_VALUES = """
     reasoning-config tool-server weight-transfer-config
 """
 
-_OTHER_CLASS = "is not supported: --logits-processors and --worker-extension-cls run code in a worker"
+_OTHER_SCHEDULER = (
+    "is for classes of vLLM's scheduler, which plan other steps than engines here run: --scheduling-policy "
+    "priority, `priority` of requests and `weight` of keys say who runs first"
+)
+_OTHER_WORKER = (
+    "is for classes of vLLM's workers, which take other steps than those here: --worker-extension-cls adds "
+    "methods to each worker, and --logits-processors change what is drawn"
+)
 _EXPERTS_STAY = "is not supported: experts stay on the ranks that loaded them"
 _FIELDS_PASS = "is gone: unknown fields of requests are let through, and --strict-fields refuses them"
 _INSTEAD = {
@@ -65,7 +72,7 @@ _INSTEAD = {
     "override-pooler-config": "is --pooler-config here",
     "rope-scaling": "is --hf-overrides '{\"rope_scaling\": {...}}' here",
     "rope-theta": "is --hf-overrides.rope_theta here",
-    "scheduler-cls": _OTHER_CLASS,
+    "scheduler-cls": _OTHER_SCHEDULER,
     "speculative-model": "is --spec-model here",
 }
 """Flags that are refused with what to use, those of older versions of vLLM among them."""
@@ -92,7 +99,7 @@ VLLM_FLAGS = [
     VllmFlag("--ignore-unknown-fields", is_switch=True, instead=_FIELDS_PASS, is_gone=True),
     VllmFlag("--cpu-offload-gb", neutral=("0", "0.0")),
     VllmFlag("--kv-offloading-backend", neutral=("native",), instead="has no other backend"),
-    VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_CLASS),
+    VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_WORKER),
     VllmFlag("--decode-context-parallel-size", short="-dcp", neutral=("1",), instead=_CACHES),
     VllmFlag("--prefill-context-parallel-size", short="-pcp", neutral=("1",), instead=_CACHES),
 ]

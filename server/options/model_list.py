@@ -178,6 +178,7 @@ def _check_model(entry: ModelEntry) -> None:
         "--api-server-count": config.api_server_count > 1,
         "--enable-sleep-mode": engine.enable_sleep_mode,
         "--server-dev-mode": config.server_dev_mode,
+        "--stat-loggers": bool(config.plugins.stat_loggers),
         "--profiler-config": bool(engine.worker.profiler_config),
     }
     if flag := next((flag for flag, given in alone.items() if given), None):

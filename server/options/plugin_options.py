@@ -14,6 +14,9 @@ class PluginOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     middleware: Annotated[list[str], OptionDoc(PLUGINS, repeats=True)] = []
     """ASGI middleware that every request passes first, as module.Class or module.async_function."""
+    stat_loggers: Annotated[list[str], OptionDoc(PLUGINS, repeats=True)] = []
+    """Classes that are told every second how each engine does: names of installed ones (entry points of the
+    group facet.stat_loggers), or module:Class."""
     tool_parser_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None
     """A Python file that registers ways to write tool calls, for --tool-call-parser to name."""
     reasoning_parser_plugin: Annotated[str | None, OptionDoc(PLUGINS)] = None

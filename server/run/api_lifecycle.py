@@ -25,6 +25,7 @@ from server.frontend.model_memory import open_memory
 from server.helpers.memory import bound_free_memory
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
+from server.metrics.stat_loggers import StatLoggers, find_makers
 from server.options.model_list import ModelEntry
 from server.run import api_children as messages
 from server.run.api_children import NOTHING_LEFT, ApiConfig, Message
@@ -76,6 +77,7 @@ class ApiServer:
             lambda: self._frontend.live > 0,
             closely=config.log.debug_event_loop,
         )
+        self._stat_loggers = self._make_stat_loggers()
         self._served = asyncio.Event()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -96,6 +98,16 @@ class ApiServer:
         self._heard = time.monotonic()
         self._display.show(progress.phase, progress.fraction, progress.detail)
 
+    def _make_stat_loggers(self) -> StatLoggers | None:
+        """Make those that the operator has named. Raises ValueError if one cannot be used."""
+        makers = find_makers(self._config.plugins.stat_loggers)
+        if not (makers and isinstance(self.client, EngineClient)):
+            return None
+        try:
+            return StatLoggers(makers, self._config, self.client, self._frontend.metrics)
+        except Exception as error:
+            raise ValueError(f"--stat-loggers: {type(error).__name__}: {error}") from error
+
     def _open_models(self, models: Sequence[ModelEntry]) -> ManyModels:
         bound_free_memory()  # tokenizers come and go
         report = lambda order, *numbers: self._report(" ".join(map(str, (order, *numbers))))  # noqa: E731
@@ -111,6 +123,8 @@ class ApiServer:
         keys = asyncio.create_task(self._frontend.access.follow())
         waiting = asyncio.create_task(self._do_waiting_work(start))
         late = asyncio.create_task(self._expect_engines())
+        loggers = self._stat_loggers
+        told = [] if loggers is None else [asyncio.create_task(loggers.follow())]
         await self._before_listening(start)
         if self._stop.is_set():
             return STOPPED
@@ -118,7 +132,7 @@ class ApiServer:
         try:
             code = await self._serve(http, start)
         finally:
-            for task in (start, stats, keys, waiting, late):
+            for task in (start, stats, keys, waiting, late, *told):
                 task.cancel()
         self._watch.stop()
         self._display.done()

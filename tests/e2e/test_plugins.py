@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SMALL, LiveServer, refusal, serving
+from live import SMALL, LiveServer, refusal, serving, wait_until
 
 pytestmark = pytest.mark.turns(5)
 
@@ -16,6 +16,7 @@ FLAGS = (
     *("--logits-processors", "operator_plugins:OneToken"),
     *("--worker-extension-cls", "operator_plugins.Extension"),
     *("--middleware", "operator_plugins.NamingMiddleware"),
+    *("--stat-loggers", "operator_plugins.TellingLogger"),
 )
 BODY = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "ignore_eos": True} | {
     "return_token_ids": True
@@ -49,6 +50,10 @@ def test_arguments_of_requests_reach_all_workers(server: LiveServer) -> None:
     assert free.headers["x-operator"] == "class"
     [first, *_] = free.json()["choices"][0]["token_ids"]
     assert complete(server, target_token=9).json()["choices"][0]["token_ids"] == [first, 9, 9, 9]
+
+
+def test_a_stat_logger_is_told_of_the_engine(server: LiveServer) -> None:
+    wait_until(lambda: "the operator's logger knows engine 0 of demo" in server.output(), 10, server.output)
 
 
 def test_a_processor_that_breaks_or_refuses_harms_its_own_request(server: LiveServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from operator_plugins import Extension, OneToken
 
 from facet import LLM, AsyncLLM, BadRequest, SamplingParams, StatLoggerBase
-from server.offline import stat_loggers
+from server.metrics import stat_loggers
 from worker.calls.messages import CallFailed
 
 pytestmark = pytest.mark.slow(2)

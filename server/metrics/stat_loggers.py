@@ -1,4 +1,4 @@
-"""Stat loggers: objects of a program's own that are told how its engines do, by methods that vLLM calls."""
+"""Stat loggers: objects of a program or an operator that are told how engines do, by methods of vLLM's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_stats import Stats
+from models.plugins import load_plugin
 from server.metrics.server_metrics import Metrics
 from server.options.server_flags import ServerConfig
 
@@ -47,6 +49,14 @@ class StatLoggerBase:
 
 MakeStatLogger = Callable[[ServerConfig, int], StatLoggerBase]
 """The type of a class of stat loggers, or of a function that makes them."""
+
+
+def find_makers(names: Sequence[str]) -> list[MakeStatLogger]:
+    """Import the stat loggers that an operator names: installed ones, or classes. Raises ValueError."""
+    installed = (
+        {entry.name: entry.value for entry in entry_points(group="facet.stat_loggers")} if names else {}
+    )
+    return [load_plugin("--stat-loggers", installed.get(name, name)) for name in names]
 
 
 class StatLoggers:
