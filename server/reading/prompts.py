@@ -235,9 +235,8 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
         context.need_media([messages], body)  # while roles tell what is of tools
         messages = as_texts(messages, marked=True)
     if allowed := [tool for tool in tools if choice.allows(tool.function.name)]:
-        several = body.parallel_tool_calls is not False and not choice.is_named
-        must, template = choice.mode == "required", context.tokenizer.chat
-        messages = tell_tools(messages, allowed, template, must=must, several=several)
+        several, must = body.several_calls, choice.mode == "required"
+        messages = tell_tools(messages, allowed, context.tokenizer.chat, must=must, several=several)
     written = write_answered(body.model_copy(update={"tools": None}), messages, context, body.style)
     return msgspec.structs.replace(written, notes=notes + written.notes) if notes else written
 

@@ -10,7 +10,7 @@ from itertools import count
 import msgspec
 
 from server.errors import BadRequest
-from server.media.media_parts import MEDIA_PARTS, MediaPart, media_part
+from server.media.media_parts import MEDIA_PARTS, MediaPart, has_media, media_part
 from server.media.prompt import Written
 from server.model_facts import MediaFacts
 from server.reading.system_messages import arranged, joined
@@ -127,7 +127,9 @@ def _as_text(message: Message) -> Message:
 
 def _as_marked(message: Message) -> Message:
     if message.role in ("tool", "function"):
-        content = joined(["<tool_response>", message.content, "</tool_response>"])
+        content = f"<tool_response>\n{message.text()}\n</tool_response>"
+        if has_media(message.content):
+            content = joined(["<tool_response>", message.content, "</tool_response>"])
         return Message(role="user", content=content)
     calls = [call.function.model_dump(include={"name", "arguments"}) for call in message.tool_calls or ()]
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]

@@ -47,6 +47,8 @@ def tell_tools(
         return [first.model_copy(update={"content": joined([first.content, told])}), *rest]
     if _takes_system(template):
         return [Message(role="system", content=told), *messages]
+    if first.role != "user":
+        return [Message(role="user", content=told), *messages]
     return [first.model_copy(update={"content": joined([told, first.content])}), *rest]
 
 

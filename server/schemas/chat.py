@@ -138,6 +138,11 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
         return read_tool_choice(self.tool_choice)
 
     @property
+    def several_calls(self) -> bool:
+        """Whether an answer may have more than one call."""
+        return self.parallel_tool_calls is not False and not self.choice.is_named
+
+    @property
     def may_be_told(self) -> bool:
         """Whether tools may be described in text: the client's own template shows them itself."""
         return self.chat_template is None or self.choice.mode == "required"

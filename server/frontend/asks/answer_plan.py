@@ -162,7 +162,7 @@ async def _plan_calls(
         plan = AnswerPlan(format if format.thinking else None)
         return plan if form is None else await plan_form(frontend, form, plan, prompt, owner=owner)
     tools = _asked_tools(conversation, names, every=required or level == "parameter")
-    several = chat.parallel_tool_calls is not False and not choice.is_named
+    several = chat.several_calls
     if form is not None:
         alone = replace(format, thinking=None)  # the form of the answer says where reasoning stands
         calls = await frontend.grammars.check(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.reading.system_messages import arranged
-from server.schemas.messages import Message
+from server.reading.system_messages import arranged, tell_tools
+from server.schemas.messages import Message, Tool
 from server.text.chat_template import ChatTemplate
 
 ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -16,6 +16,7 @@ STRICT = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('system comes first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 )
+NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
 DEVELOPER = "{% for m in messages %}{{ '<developer>' if m.role == 'developer' else m.role }}{% endfor %}"
 
 
@@ -50,6 +51,27 @@ def test_a_developer_keeps_the_role_where_the_template_knows_it() -> None:
 
 def test_what_needs_no_arrangement_is_left_alone() -> None:
     assert arrange(STRICT, ("user", "a")) == [("user", "a")]
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "role"),
+    [
+        (ANYWHERE, [("user", "b")], "system"),
+        (ANYWHERE, [("system", "a"), ("user", "b")], "system"),
+        (NO_SYSTEM, [("user", "b")], "user"),
+        (NO_SYSTEM, [("assistant", "b")], "user"),
+    ],
+)
+def test_tools_are_described_where_the_template_writes_it(
+    template: str, said: list[tuple[str, str]], role: str
+) -> None:
+    messages = [Message.model_validate({"role": role, "content": text}) for role, text in said]
+    tools = [Tool.model_validate({"function": {"name": "look", "description": "Looks."}})]
+    chat = ChatTemplate({"default": template}, {})
+    found = tell_tools(messages, tools, chat, must=False, several=True)
+    assert found[0].role == role
+    written = chat.render([message.for_template() for message in found])
+    assert '{"name": "look", "description": "Looks."' in written and said[-1][1] in written
 
 
 def test_pictures_of_the_system_stay_where_they_are() -> None:

@@ -76,6 +76,18 @@ def test_what_no_form_of_calls_can_show_is_text() -> None:
     assert "as text" in found.notes[0]
 
 
+def test_calls_and_results_have_the_markers_that_a_model_without_its_own_is_told() -> None:
+    said = as_texts(messages(USER, call("a", "b"), result("a"), result("b", [PICTURE]), USER), marked=True)
+    assert [(each.role, each.tool_calls) for each in said] == [
+        (role, None) for role in ("user", "assistant", "user")
+    ]
+    one = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    assert said[1].text() == f"{one}\n{one}"
+    texts = ("<tool_response>\nok\n</tool_response>", "<tool_response>", "</tool_response>", "hi")
+    first, opens, closes, last = ({"type": "text", "text": text} for text in texts)
+    assert said[2].content == [first, opens, PICTURE, closes, last]
+
+
 def test_a_system_in_the_midst_joins_the_first_where_it_would_be_refused() -> None:
     assert written(USER, {"role": "system", "content": "be"}).text == "[be]u:hi;"
 
