@@ -23,6 +23,7 @@ With a server that runs:
 
 On this machine:
   facet doctor                    check what it has and lacks for serving models
+  facet prove [MODEL...]          check that it computes what the models' authors' code does
   facet collect-env               the same with versions, for a bug report
   facet models --suggest          models that fit it
   facet completion SHELL          what has bash, zsh or fish complete commands and flags
@@ -43,6 +44,7 @@ TERMINAL = {
     "run-batch": "server.terminal.run_batch",
     "launch": "server.terminal.launch",
     "doctor": "server.terminal.doctor",
+    "prove": "server.terminal.prove",
     "collect-env": "server.terminal.doctor",
     "keys": "server.terminal.keys",
     "completion": "server.terminal.completion",

@@ -100,7 +100,7 @@ def _verdict(findings: Mapping[str, Finding]) -> str:
         return f"No model can be served here until this is fixed: {', '.join(broken)}."
     if slow:
         return f"Models can be served here, but slower than necessary because of: {', '.join(slow)}."
-    return "Models can be served here."
+    return "Models can be served here; `facet prove` checks that they are computed right."
 
 
 def examine(root: Path = Path("/")) -> dict[str, Finding]:
@@ -145,7 +145,7 @@ def _version_of(package: str) -> str:
 def processor(root: Path) -> Finding:
     cpuinfo = root / "proc/cpuinfo"
     levels = levels_here(cpuinfo)
-    name = _processor_name(cpuinfo)
+    name = processor_name(cpuinfo)
     if not levels:
         return Finding(
             "slow",
@@ -164,7 +164,7 @@ def processor(root: Path) -> Finding:
             return Finding("note", text, "a processor with AVX-512 or AMX would be faster")
 
 
-def _processor_name(cpuinfo: Path) -> str:
+def processor_name(cpuinfo: Path) -> str:
     """The processor's name, or its kind where the system does not tell."""
     try:
         lines = cpuinfo.read_text().splitlines()

@@ -23,6 +23,8 @@ from models.ops.pooling_ops import Segments
 from models.state_rows import NOWHERE, StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, NF4, WHOLE
 
+HEAD_DIM = 40
+"""The width of heads with which a CPU's kernels are compared: no multiple of a vector."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
@@ -41,7 +43,7 @@ def wrong(
     table: Mapping[str, Callable[..., Any]],
     specified: Mapping[str, Callable[..., Any]] = SPECIFIED,
     target: torch.device | None = None,
-    dim: int = 40,
+    dim: int = HEAD_DIM,
 ) -> list[str]:
     """The names of operations of `table` whose results differ from those in `specified`, if it has them.
 
