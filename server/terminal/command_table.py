@@ -44,7 +44,7 @@ TERMINAL = {
     "run-batch": "server.terminal.run_batch",
     "launch": "server.terminal.launch",
     "doctor": "server.terminal.doctor",
-    "prove": "server.terminal.prove",
+    "prove": "server.terminal.proving.command",
     "collect-env": "server.terminal.doctor",
     "keys": "server.terminal.keys",
     "completion": "server.terminal.completion",

@@ -17,7 +17,7 @@ from engine_core.resolve_checkpoint import find_checkpoint, make_worker_config
 from models.checkpoint.hub import HubError
 from models.config import ConfigError, read_config
 from server.terminal.console import CommandError
-from server.terminal.receipts import changes, difference, read_receipt, receipt_of, receipt_order
+from server.terminal.proving.receipts import changes, difference, read_receipt, receipt_of, receipt_order
 from server.text.tokenizer_files import TokenizerFiles
 from worker.host.machine import cache_folder
 from worker.logs import last_error

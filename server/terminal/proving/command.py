@@ -10,9 +10,9 @@ from models.checkpoint.hub import SHORT_NAMES
 from server.terminal.console import CommandError, check_folder, columns, parser_of
 
 if TYPE_CHECKING:
-    from server.terminal.proofs import Check
+    from server.terminal.proving.checks import Check
 
-FACTS = Path(__file__).parents[2] / "models" / "proofs"
+FACTS = Path(__file__).parents[3] / "models" / "proofs"
 """Where answers of transformers are stored, in a file for each model."""
 
 
@@ -51,20 +51,20 @@ def run(arguments: Sequence[str], command: str) -> int:
             "--receipt FILE keeps what it answers here"
         )
 
-    from server.terminal import proofs  # which takes a while
+    from server.terminal.proving import checks  # which takes a while
     from worker.options import WorkerOptions
 
     options = WorkerOptions(dtype=given.dtype, cpu_threads=given.cpu_threads)
     if given.against is not None:
         model = given.models[0] if given.models else None
-        return _show(list(proofs.compare_with(Path(given.against), model, options)))
+        return _show(list(checks.compare_with(Path(given.against), model, options)))
     if given.receipt is not None:
-        proofs.keep(Path(given.receipt), given.models[0] if given.models else "demo", options)
+        checks.keep(Path(given.receipt), given.models[0] if given.models else "demo", options)
         return 0
-    checks: list[Check] = []
-    for name in given.models or [name for name in known() if name == "demo" or proofs.is_here(name)]:
-        checks += proofs.prove(name, FACTS / f"{name}.json", with_operations=not checks)
-    return _show(checks)
+    found: list[Check] = []
+    for name in given.models or [name for name in known() if name == "demo" or checks.is_here(name)]:
+        found += checks.prove(name, FACTS / f"{name}.json", with_operations=not found)
+    return _show(found)
 
 
 def known() -> list[str]:

@@ -18,10 +18,10 @@ from engine_core.config import EngineConfig
 from engine_core.resolve_checkpoint import make_worker_config
 from models.checkpoint.hub import DEMO
 from models.config import read_config
-from server.terminal import prove as command
 from server.terminal.console import CommandError
-from server.terminal.proofs import Check, Facts, check_answers, check_layers, check_operations
-from server.terminal.receipts import changes, difference, read_receipt, receipt_of, receipt_order
+from server.terminal.proving import command
+from server.terminal.proving.checks import Check, Facts, check_answers, check_layers, check_operations
+from server.terminal.proving.receipts import changes, difference, read_receipt, receipt_of, receipt_order
 from worker.options import WorkerOptions
 from worker.proof import compute
 from worker.proof.messages import OperationCheck, Proof, ProofOrder

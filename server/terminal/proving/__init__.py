@@ -1,0 +1,1 @@
+"""`facet prove`: stored answers and receipts against what this machine computes."""
