@@ -43,8 +43,8 @@ def _runner(name: str) -> str:
     """Refuse vLLM's runner of drafters, with the option that names one."""
     if name == "draft":
         raise ValueError(
-            "a draft model answers no requests; it belongs into --speculative-config '{\"model\": ...}' of "
-            "the model for which it guesses"
+            "a draft model answers no requests; it belongs in --speculative-config '{\"model\": ...}' of "
+            "the target model"
         )
     return name
 

@@ -97,7 +97,7 @@ class ModelLoader:
         if self._expert_replicas > 1 or config.nnodes > 1:
             raise ValueError("weights are replaced on one machine, without shared experts: start it again")
         if not Path(folder).is_dir():
-            raise ValueError(f"{folder} is no folder on the engine's machine")
+            raise ValueError(f"{folder} is not a folder on the engine's machine")
         form = "auto" if config.worker.load_format == "dummy" else config.worker.load_format
         worker = replace(
             config.worker, load_format=form, dtype=facts.dtype, max_model_len=facts.max_model_len

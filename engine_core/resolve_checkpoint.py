@@ -119,7 +119,7 @@ def find_drafter(
         return None
     _check_layout(config, options, expert_replicas)
     if served.conversion.runner != "generate":
-        _refuse("a model that only pools writes no answers to guess: leave it out")
+        _refuse("a model that only pools generates no text: leave it out")
     ranks, name = config.tensor_parallel_size, options.model or config.model
     if options.drafter_ranks not in (None, 1, ranks):
         _refuse(
@@ -132,8 +132,8 @@ def find_drafter(
     method = _method_of(model, options.method)
     if model.vocab_size != target.vocab_size:
         _refuse(
-            f"{name} knows {model.vocab_size} tokens, and {config.model} {target.vocab_size}: a drafter has "
-            "the vocabulary of the model that it guesses for"
+            f"{name} knows {model.vocab_size} tokens, and {config.model} {target.vocab_size}: both need the "
+            "same vocabulary"
         )
     longest = served.options.max_model_len or target.max_len
     if method == "draft_model" and model.max_len < longest and not model.any_length:

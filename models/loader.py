@@ -180,7 +180,7 @@ def _ignore_unused(
     if find_tower(model) is None and (beside := ignore_beside_text(weights, config)):
         lines.append(f"text alone is served: {beside / (1 << 30):.2f} GiB of weights for images are not read")
     if not isinstance(model, DraftHead) and (scopes := ignore_mtp(weights, config)):
-        what = "the checkpoint's layers for multi-token prediction are no part of the model itself"
+        what = "the checkpoint's layers for multi-token prediction are not a part of the model itself"
         lines.append(f"{what}: {', '.join(scopes)}")
     if quantization is not None and (scales := ignore_scales_of_tensors(weights)):
         lines.append(f"{len(scales)} scales of inputs are used only where inputs of fp8 are rounded, on CUDA")

@@ -44,7 +44,7 @@ embeddings and heads that have factors; they must be the base's own."""
 _CONVERTIBLE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 _REFUSED = {
     "layer_replication": "repeats layers of the base",
-    "target_parameters": "changes parameters that are no layers of their own, such as experts",
+    "target_parameters": "changes parameters that are not layers of their own, such as experts",
     "trainable_token_indices": "trains embeddings of single tokens",
     "use_qalora": "is a QALoRA adapter",
     "use_bdlora": "has block-diagonal factors (BD-LoRA)",
@@ -243,7 +243,9 @@ def _check_pattern(path: Path, key: str) -> None:
     try:
         re.compile(key)
     except (re.error, RecursionError, OverflowError) as error:
-        raise AdapterError(f"{path}: the pattern {shown(key)!r} is no regular expression: {error}") from None
+        raise AdapterError(
+            f"{path}: the pattern {shown(key)!r} is not a regular expression: {error}"
+        ) from None
     if len(key) > 4096 or re.search(r"\)[*+{]", key) or len(re.findall(r"(?<!\\)[*+{]", key)) > 4:
         raise AdapterError(
             f"{path}: the pattern {shown(key)!r} repeats too much: write modules' names, with up to four "
@@ -294,7 +296,7 @@ def _check_name(folder: Path, name: str, saved: _Saved) -> None:
             f"{MERGE}, or train it as LoRA (target_modules) without resized vocabulary"
         )
     raise AdapterError(
-        f"{path}: {shown(name)} is no tensor of LoRA, and of whole modules only {' and '.join(HEADS)} may "
+        f"{path}: {shown(name)} is not a tensor of LoRA, and of whole modules only {' and '.join(HEADS)} may "
         f"come with an adapter: {MERGE}"
     )
 

@@ -68,7 +68,7 @@ def share_or_size(text: str) -> float:
         with suppress(ValueError):
             return float(size(text))
     if not 0 < share <= 1:
-        raise ValueError(f"{text!r} is no share: write 0.5 or 50%, or a size such as 2.5G")
+        raise ValueError(f"{text!r} is not a share: write 0.5 or 50%, or a size such as 2.5G")
     return share
 
 

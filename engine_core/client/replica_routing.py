@@ -202,7 +202,7 @@ class ReplicaTable:
         """Let a replica work from now on; if it is not like the others, return why it cannot."""
         others = all_ready([one for one in self.replicas.values() if one.works and one is not replica])
         if others is not None and (unlike := difference(ready, others)):
-            return f"it is no replica of the others: {unlike}"
+            return f"it is not a replica of the others: {unlike}"
         replica.begin_work(ready)
         return None
 

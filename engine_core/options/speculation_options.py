@@ -48,16 +48,18 @@ _WITHOUT_EFFECT = (
 """Fields that choose among ways to compute of which there is one here, or turn on what is always so."""
 _KNOWN = (*_READ, *_OF_DRAFTERS, *_WITHOUT_EFFECT)
 
-_BY_CHANCE = "is not supported; leave it out: a guess holds if it is right, and not by chance"
+_BY_CHANCE = (
+    "is not supported; leave it out: a proposed token is accepted only if it is the one that is sampled"
+)
 _REFUSED = {
-    "parallel_drafting": "is not supported; leave it out: guesses are made one after the other",
-    "use_heterogeneous_vocab": "is not supported: a drafter has the vocabulary of the model it guesses for",
-    "speculative_token_tree": "is not supported; leave it out: guesses follow each other, and do not branch",
+    "parallel_drafting": "is not supported; leave it out: tokens are proposed one after the other",
+    "use_heterogeneous_vocab": "is not supported: a draft model needs the vocabulary of the target model",
+    "speculative_token_tree": "is not supported; leave it out: proposed tokens form a sequence, not a tree",
     "tensor_parallel_size": "is draft_tensor_parallel_size here, as in vLLM",
     "synthetic_acceptance_rates": _BY_CHANCE,
     "synthetic_acceptance_length": _BY_CHANCE,
 }
-_VERIFIED = "each guess is compared with the token that is drawn in its place, which is `standard`"
+_VERIFIED = "each proposed token is compared with the sampled one, which is `standard`"
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +171,7 @@ def _check_drafter(given: Mapping[str, object], method: Method) -> None:
                 f"{key} goes with a method that has a model of its own, and {method} has none; leave it out"
             )
         if method not in FROM_TEXT and key in given and key not in _CHOSEN:
-            _refuse(f"{key} of a drafter is that of the model that it guesses for; leave it out")
+            _refuse(f"{key} of a draft model is that of its target model; leave it out")
     if method not in (*FROM_TEXT, "mtp") and not isinstance(given.get("model"), str):
         _refuse(f"{method} needs a drafter: name it by model, a folder or an id of the hub")
 

@@ -129,7 +129,7 @@ class _Line:
         """The next message. Raises OSError if none comes, or its sender does not have the key."""
         length = int.from_bytes(_exactly(self.socket, _LENGTH_BYTES), "little")
         if length > _MOST_BYTES:
-            raise ConnectionError("it is no engine, or of another version")
+            raise ConnectionError("it is not an engine, or of another version")
         frame, tag = _exactly(self.socket, length), _exactly(self.socket, _TAG_BYTES)
         if not hmac.compare_digest(tag, self._tag(frame, self._received, by_caller=not self._calls)):
             raise PermissionError("the other machine has another cluster key: set the same one on all")

@@ -143,8 +143,8 @@ def download_adapter(name: str, download_dir: str | None) -> Path:
     named = _ADAPTER.fullmatch(name)
     if named is None:
         raise HubError(
-            f"'{name}' is no folder here, and cannot be an adapter on the hub, which is named owner/name or "
-            "owner/name/folder"
+            f"'{name}' is not a folder here, and cannot be an adapter on the hub, which is named owner/name "
+            "or owner/name/folder"
         )
     below = named["folder"].removeprefix("/")
     wanted = [f"{below}/{each}" if below else each for each in _OF_ADAPTERS]

@@ -36,7 +36,9 @@ def write_marian(folder: Path, path: Path) -> None:
     try:
         scores, charsmap = _read_model((folder / SOURCE).read_bytes())
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise FileError(f"{folder / SOURCE} is no SentencePiece model that can be read: {error}") from error
+        raise FileError(
+            f"{folder / SOURCE} is not a SentencePiece model that can be read: {error}"
+        ) from error
     path.write_text(json.dumps(_tokenizer(ids, scores, charsmap)), "utf-8")
 
 

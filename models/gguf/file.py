@@ -270,7 +270,7 @@ class _Reader:
                 raise FileError(f"{where} has rows of {row}, but {block.name} has blocks of {block.numbers}")
             nbytes = prod(one.shape) // block.numbers * block.nbytes
             if one.offset % alignment:
-                raise FileError(f"{where} begins at {one.offset}, which is no multiple of {alignment}")
+                raise FileError(f"{where} begins at {one.offset}, which is not a multiple of {alignment}")
             start = data_start + one.offset
             if start + nbytes > self._size:
                 raise FileError(

@@ -131,7 +131,7 @@ def _heads(metadata: Mapping[str, Value], scope: str, field: str, layer: int, te
     rows = tensor.shape[0]
     if not isinstance(value, int) or value < 1 or rows % (2 * value):
         raise FileError(
-            f"{tensor.file}: {tensor.name} has {rows} rows, which are no even number of rows for each of "
+            f"{tensor.file}: {tensor.name} has {rows} rows, which are not an even number of rows for each of "
             f"{value} heads ({scope}.{field})"
         )
     return value

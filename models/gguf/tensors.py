@@ -150,7 +150,7 @@ class _Halves:
         if [len(shape) for shape in shapes] != [3, 3] or (shapes[0][:2] != shapes[1][::2]):
             raise WeightsError(
                 f"{keys.file}: {self.scope} has keys of the shape {list(shapes[0])} and values of "
-                f"{list(shapes[1])}, which are no halves of one matrix: use a file that llama.cpp has made"
+                f"{list(shapes[1])}, which are not halves of one matrix: use a file that llama.cpp has made"
             )
         heads, value, rank = values.shape
         rows = heads * (keys.shape[2] + value)

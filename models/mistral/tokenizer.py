@@ -150,7 +150,7 @@ def _read(path: Path) -> _Tekken:
     try:
         return msgspec.json.decode(read_text_bytes(path), type=_Tekken)
     except msgspec.MsgspecError as error:
-        raise FileError(f"{path} is no tekken.json: {error}") from None
+        raise FileError(f"{path} is not a tekken.json: {error}") from None
 
 
 def _special_names(read: _Tekken) -> list[str]:

@@ -330,7 +330,7 @@ def _token_ids(folder: Path, names: tuple[str | int, ...]) -> tuple[int, ...]:
     ids = [name if isinstance(name, int) else next(found) for name in names]
     if None in ids:
         raise ConfigError(
-            f"'classifier_from_token' names {names[ids.index(None)]!r}, which is no token of "
+            f"'classifier_from_token' names {names[ids.index(None)]!r}, which is not a token of "
             f"{folder / 'tokenizer.json'}; words that make several tokens cannot be used"
         )
     return tuple(cast("list[int]", ids))

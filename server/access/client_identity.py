@@ -142,7 +142,7 @@ def _seconds(value: bytes) -> float:
     if not _NUMBER.fullmatch(value) or not 0 < (seconds := float(value)) <= MOST_SECONDS:
         shown = value[:20].decode("latin-1")
         raise BadRequest(
-            f"X-Request-Timeout: {shown!r} is no number of seconds above 0 and up to {MOST_SECONDS:.0f}.",
+            f"X-Request-Timeout: {shown!r} is not a number of seconds above 0 and up to {MOST_SECONDS:.0f}.",
             "X-Request-Timeout",
         )
     return seconds

@@ -31,7 +31,7 @@ def window_seconds(window: str) -> int:
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MOST_KEPT:
         raise BadRequest(
-            f"completion_window: {window[:20]!r} is no time such as 24h, 30m or 7d, and at most 30d.",
+            f"completion_window: {window[:20]!r} is not a time such as 24h, 30m or 7d, and at most 30d.",
             "completion_window",
         )
     return seconds

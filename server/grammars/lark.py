@@ -127,7 +127,7 @@ def from_grammar(text: str, param: str) -> str:
     except RecursionError:
         raise BadRequest("The grammar is nested too deep.", param) from None
     except Exception as error:  # the library raises plain Exception
-        raise BadRequest(f"The grammar is no EBNF: {str(error)[:200]}", param) from None
+        raise BadRequest(f"The grammar is not EBNF: {str(error)[:200]}", param) from None
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -253,7 +253,7 @@ class _Body:
 def _text(token: str) -> str:
     """The text of a string between quotes."""
     if not token.startswith('"'):
-        raise NotRegular(f"{token!r} is no string")
+        raise NotRegular(f"{token!r} is not a string")
     return _ESCAPED.sub(_unescaped, token.removesuffix("i")[1:-1])
 
 
@@ -262,7 +262,7 @@ def _unescaped(found: re.Match[str]) -> str:
     if code is None:
         return _CONTROLS.get(found[4], found[4])
     if int(code, 16) > sys.maxunicode:
-        raise NotRegular(f"{found[0]!r} is no character")
+        raise NotRegular(f"{found[0]!r} is not a character")
     return chr(int(code, 16))
 
 

@@ -215,7 +215,7 @@ class TagGrammar:
             return value
         if isinstance(value, str) and value in self._tokens:
             return self._tokens[value]
-        raise self._wrong(f"{value!r:.60} is no special token of this model")
+        raise self._wrong(f"{value!r:.60} is not a special token of this model")
 
     def _text(self, one: Format, name: str) -> str:
         value = one.get(name)

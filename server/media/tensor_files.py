@@ -49,7 +49,7 @@ def read_matrix(file: bytes) -> np.ndarray:
     """The values [rows, columns] of a file's only tensor, as float32. Raises what `read_tensor` does."""
     found = read_tensor(file)
     if found.ndim != 2 or found.dtype != np.float32:
-        raise ValueError("the tensor is no matrix of floats")
+        raise ValueError("the tensor is not a matrix of floats")
     return found
 
 

@@ -109,7 +109,7 @@ class EngineNumbers(Collector):
         yield from self._numbers(told, _GUESSES)
         places = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Guessed tokens that held, by their place in the draft.",
+            "Accepted tokens, by their position in the draft.",
             labels=[*LABELS, "position"],
         )
         for number, totals in told.items():
@@ -143,9 +143,9 @@ _NUMBERS = (
 """Kind of metric, its name, the field of Stats that it shows, its help text."""
 
 _GUESSES = (
-    (_COUNTER, "vllm:spec_decode_num_drafts", "drafts", "Drafts, each of some guessed tokens."),
-    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "guessed", "Guessed tokens."),
-    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "accepted", "Guessed tokens that held."),
+    (_COUNTER, "vllm:spec_decode_num_drafts", "drafts", "Drafts, each of some proposed tokens."),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "guessed", "Proposed tokens."),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "accepted", "Proposed tokens that were accepted."),
 )
 """The same of GuessTotals."""
 

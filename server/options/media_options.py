@@ -64,7 +64,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
             most = limit.get("count", DEFAULT_ITEMS) if isinstance(limit, dict) else limit
             if kind not in found:
                 raise ValueError(
-                    f"--limit-mm-per-prompt: {kind[:64]!r} is no kind of media; they are "
+                    f"--limit-mm-per-prompt: {kind[:64]!r} is not a kind of media; they are "
                     + ", ".join(MEDIA_KINDS)
                 )
             if not isinstance(most, int) or isinstance(most, bool) or most < 0:
@@ -91,4 +91,4 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = cast("dict[str, object]", limit).get("num_frames") if isinstance(limit, dict) else None
         if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
             return given
-        raise ValueError(f"--limit-mm-per-prompt: video: {given!r} is no number of frames")
+        raise ValueError(f"--limit-mm-per-prompt: video: {given!r} is not a number of frames")

@@ -105,7 +105,7 @@ def check_traces(endpoint: str | None) -> None:
         return
     if not endpoint.startswith(("http://", "https://")):
         raise OptionError(
-            f"--otlp-traces-endpoint: {endpoint!r} is no http or https URL; spans are sent by OTLP over "
+            f"--otlp-traces-endpoint: {endpoint!r} is not an http or https URL; spans are sent by OTLP over "
             "HTTP, whose port is 4318, not 4317, that of gRPC"
         )
     if urlsplit(endpoint).netloc.endswith(_GRPC_PORT):

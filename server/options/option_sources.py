@@ -19,7 +19,7 @@ def from_environment(options: Sequence[Option], environ: Mapping[str, str], pref
         if not name.startswith(prefix) or is_kubernetes_link(name, text):
             continue
         if name not in by_name:
-            raise OptionError(f"environment: {name} is no option of this server{nearest(name, by_name)}")
+            raise OptionError(f"environment: {name} is not an option of this server{nearest(name, by_name)}")
         found[by_name[name].field] = by_name[name].value(text, f"environment variable {name}")
     return found
 

@@ -123,7 +123,9 @@ def _replica(state: RequestState, config: ServerConfig) -> int | None:
     numbers = config.replicas.numbers
     if not named.isdecimal() or int(named) not in numbers:
         header, first, last = "X-data-parallel-rank", numbers[0], numbers[-1]
-        raise BadRequest(f"{header}: {named[:20]!r} is no replica; they are numbered from {first} to {last}")
+        raise BadRequest(
+            f"{header}: {named[:20]!r} is not a replica; they are numbered from {first} to {last}"
+        )
     return int(named)
 
 
@@ -134,7 +136,7 @@ def _priority(head: Mapping[bytes, bytes], asked: int) -> int:
             if re.fullmatch(b"-?[0-9]{1,18}", value):
                 return int(value)
             header, named = name.decode(), value[:20].decode("latin-1")
-            raise BadRequest(f"{header}: {named!r} is no whole number; lower ones run earlier", header)
+            raise BadRequest(f"{header}: {named!r} is not a whole number; lower ones run earlier", header)
     return asked
 
 

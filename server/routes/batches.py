@@ -215,7 +215,7 @@ def _page(request: Request, usual: int, most: int) -> PageRequest:
     asked = request.query_params
     limit, order = asked.get("limit") or str(usual), asked.get("order") or "desc"
     if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= most):
-        raise BadRequest(f"limit: {limit[:20]!r} is no number from 1 to {most}.", "limit")
+        raise BadRequest(f"limit: {limit[:20]!r} is not a number from 1 to {most}.", "limit")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order: {order[:20]!r} is neither asc nor desc.", "order")
     return PageRequest(asked.get("after") or None, int(limit), order == "desc")

@@ -39,7 +39,7 @@ _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 def check_text(text: str) -> str:
     """Refuses a text with half a surrogate pair: JSON can spell one, but it is no character."""
     if not text.isascii() and _HALF_SURROGATE.search(text):
-        raise BadRequest("A text of the request contains half of a surrogate pair, which is no character.")
+        raise BadRequest("A text of the request contains half of a surrogate pair, which is not a character.")
     return text
 
 

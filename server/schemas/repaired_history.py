@@ -159,7 +159,7 @@ def arguments_of(given: Any, repairs: Repairs) -> dict[str, Any]:
             return _clean_tree(read, _DEEPEST)
     except (ValueError, RecursionError):
         pass
-    repairs["arguments that are no JSON object, shown as `input`"] += 1
+    repairs["arguments that are not a JSON object, shown as `input`"] += 1
     return {INPUT: _clean(as_text(given))}
 
 

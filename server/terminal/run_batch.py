@@ -250,5 +250,5 @@ def _outputs(lines: Sequence[bytes], path: Path) -> Iterator[tuple[bytes, dict[s
                 return
             value = None
         if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
-            raise OptionError(f"-o {path}, line {number} is no answer of a batch; name another file")
+            raise OptionError(f"-o {path}, line {number} is not an answer of a batch; name another file")
         yield line, value

@@ -78,7 +78,7 @@ def _read(file: Path) -> Recording:
                     end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
     except (OSError, ValueError, IndexError) as error:
         reason = getattr(error, "strerror", None) or "it has no sound"
-        raise BenchError(f"--recordings: {file} is no recording that can be read: {reason}") from error
+        raise BenchError(f"--recordings: {file} is not a recording that can be read: {reason}") from error
     if end <= 0:
         raise BenchError(f"--recordings: {file} is a recording of no length")
     return Recording(file.name, data, end)

@@ -41,7 +41,7 @@ def test_files_are_sent_as_they_are_with_their_lengths(tmp_path: Path) -> None:
     assert [each.seconds for each in found] == pytest.approx([2.0, 2.0], abs=0.1)
     assert found[0].data == (tmp_path / "a.mp3").read_bytes()
     (tmp_path / "c.txt").write_bytes(b"no sound")
-    for path, told in ((tmp_path, "c.txt is no recording"), (tmp_path / "none", "No such file")):
+    for path, told in ((tmp_path, "c.txt is not a recording"), (tmp_path / "none", "No such file")):
         with pytest.raises(BenchError, match=told):
             recordings_at(path)
 

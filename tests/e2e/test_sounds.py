@@ -168,7 +168,7 @@ def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path:
         assert server.get("/v1/models").json()["data"][0]["tasks"] == ["generate", "transcription", "embed"]
         for fields, words in (
             ({"response_format": "srt"}, "does not tell"),
-            ({"language": "klingon"}, "no language of this model"),
+            ({"language": "klingon"}, "not a language of this model"),
             ({"chunking_strategy": "auto"}, "reads a recording whole"),
             ({"path": "/v1/audio/translations"}, "translates nothing"),
         ):

@@ -38,7 +38,7 @@ def test_weights_are_replaced_everywhere_and_come_back_with_an_engine(tmp_path: 
         wait_until(both_work, 60, server.output)
         before = answers(server)
         refused = server.post("/update_weights", {"path": "/nowhere"})
-        assert refused.status_code == 400 and "/nowhere is no folder" in refused.json()["error"]["message"]
+        assert refused.status_code == 400 and "/nowhere is not a folder" in refused.json()["error"]["message"]
         assert answers(server) == before and len(before) == 1
         updated = server.post("/update_weights", {"path": str(tmp_path)}, timeout=60)
         assert updated.status_code == 200, updated.text

@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(folders: tuple[Path, P
             engine.update_weights(str(other))
         assert [*begun, *read(engine)] == before, reason
     wide = tiny_checkpoint("LlamaForCausalLM", tmp_path / "wide", head_dim=16, hidden_size=64)
-    for folder, reason in ((wide, "its hidden_size is 64"), (tmp_path / "none", "is no folder")):
+    for folder, reason in ((wide, "its hidden_size is 64"), (tmp_path / "none", "is not a folder")):
         with pytest.raises(ValueError, match=reason):
             engine.update_weights(str(folder))
     assert answer(engine, asked(PROMPT)) == before and not engine.ready.weights

@@ -211,7 +211,7 @@ def measure_idle_share(dummy: Dummy, case: str, rows: int, step: float, host: fl
     device = dummy.replayed_seconds(rows)
     if device is None:
         missing = int(dummy.bench.on_card)
-        yield Result(f"{name} idle share of a step, {case}", "the step is no graph", wrong=missing)
+        yield Result(f"{name} idle share of a step, {case}", "the step is not a graph", wrong=missing)
         return
     yield Result(f"{name} device's part of a step, {case}", "", 1e3 * device, "ms")
     yield Result(f"{name} idle share of a step, {case}", "", 100 * max(0.0, 1 - device / step), "%")

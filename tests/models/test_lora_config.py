@@ -52,8 +52,8 @@ REFUSED = [
     ({"alpha_pattern": {"(a+)+": 1.0}}, {}, "repeats too much"),
     ({}, {"model.embed_tokens.weight": (9, 8)}, "is a full embed_tokens of its own"),
     ({}, {"lm_head.weight": (9, 8)}, "is a full lm_head of its own"),
-    ({}, {"model.norm.weight": (8,)}, "is no tensor of LoRA"),
-    ({}, {f"{Q_PROJ}.bias": (8,)}, "is no tensor of LoRA"),
+    ({}, {"model.norm.weight": (8,)}, "is not a tensor of LoRA"),
+    ({}, {f"{Q_PROJ}.bias": (8,)}, "is not a tensor of LoRA"),
     ({}, {f"{Q_PROJ}.lora_magnitude_vector": (8,)}, "has no use_dora"),
     ({"modules_to_save": ["score"]}, {"score.bias": (8,)}, "without a matrix"),
 ]

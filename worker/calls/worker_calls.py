@@ -76,7 +76,7 @@ def _extend(name: str, config: WorkerConfig, model: ServedModel, device: torch.d
     """An object of the operator's class that has what a worker has, under vLLM's names."""
     found = load_plugin(_FLAG, name)
     if not isinstance(found, type):
-        raise ValueError(f"{_FLAG} {name}: it is no class")
+        raise ValueError(f"{_FLAG} {name}: it is not a class")
     extension = object.__new__(found)  # its methods are those of a worker, which is made already
     place = config.place
     own = {"model": model, "device": device, "rank": place.rank, "local_rank": place.local_rank}

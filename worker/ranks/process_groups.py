@@ -307,7 +307,9 @@ def _open_store(place: Place, rendezvous: str, size: int, leads: bool) -> Store:
     elif where.scheme == "tcp" and where.hostname and where.port:
         store = _tcp_store(where.hostname, where.port, size, place.address if leads else None)
     else:
-        raise ValueError(f"{rendezvous!r} is no rendezvous for ranks: write file:///path or tcp://host:port")
+        raise ValueError(
+            f"{rendezvous!r} is not a rendezvous for ranks: write file:///path or tcp://host:port"
+        )
     store.set_timeout(TIMEOUT)
     return store
 

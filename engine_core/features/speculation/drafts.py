@@ -41,7 +41,7 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, core: Scheduler) -> Dr
     if not facts.most_rows:
         if asked:
             _log.warning(
-                "no tokens are guessed: models that generate no text take none, nor do models that keep "
+                "no speculation: it is not there for models that generate no text, nor for models that keep "
                 "states on GPUs, with experts shared by replicas, or in stages with --kv-cache-dir"
             )
         return None

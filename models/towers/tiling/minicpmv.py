@@ -112,7 +112,9 @@ class Resampler(nn.Module):
         """`inputs`: the width of the tower's rows; `size`: that of the text's embeddings."""
         super().__init__()
         if size % _HEAD:
-            raise ConfigError(f"config.json: a hidden_size of {size} is no multiple of the {_HEAD} of a head")
+            raise ConfigError(
+                f"config.json: a hidden_size of {size} is not a multiple of the {_HEAD} of a head"
+            )
         self.count, self.size = queries, size
         self.kv_proj = Linear(inputs, size)
         self.kv_norm, self.last_norm = LayerNorm(size, _EPS), LayerNorm(size, _EPS)

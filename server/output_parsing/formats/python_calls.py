@@ -140,7 +140,7 @@ def _from_json(text: str) -> object:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _as_json(text: str) -> str:

@@ -116,4 +116,4 @@ def _code(language: str, names: Mapping[str, str]) -> str:
         if asked.lower() in (code, name.lower()):
             return code
     known = ", ".join(sorted(name.title() for name in names.values()))
-    raise BadRequest(f"language: {asked[:32]!r} is no language of this model; it has {known}.", "language")
+    raise BadRequest(f"language: {asked[:32]!r} is not a language of this model; it has {known}.", "language")

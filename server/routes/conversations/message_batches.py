@@ -39,7 +39,7 @@ async def list_message_batches(request: Request) -> Response:
     asked, batches = request.query_params, runner_of(request).batches
     limit, before = asked.get("limit") or "20", asked.get("before_id")
     if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise BadRequest(f"limit: {limit[:20]!r} is no number from 1 to {_LARGEST_PAGE}.", "limit")
+        raise BadRequest(f"limit: {limit[:20]!r} is not a number from 1 to {_LARGEST_PAGE}.", "limit")
     page = PageRequest(before or asked.get("after_id") or None, int(limit), newest_first=not before)
     found, more = await asyncio.to_thread(batches.page, owner_of(request), page, api.PREFIX)
     data = [api.shown(each) for each in (reversed(found) if before else found)]

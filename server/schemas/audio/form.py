@@ -225,6 +225,6 @@ def language_code(named: str | None, known: SpeechTokens, *, translates: bool) -
     if code not in known.languages:
         codes = ", ".join(sorted(known.languages))
         raise BadRequest(
-            f"language: {named[:32]!r} is no language of this model; it has {codes}.", "language"
+            f"language: {named[:32]!r} is not a language of this model; it has {codes}.", "language"
         )
     return code

@@ -34,7 +34,7 @@ class CohereThinking(Body):
 
 class CohereFormat(Body):
     type: Literal["text", "json_object"]
-    json_schema: dict[str, Any] | None = optional("What the object is held to.")
+    json_schema: dict[str, Any] | None = optional("The schema that the object must match.")
 
 
 class CohereChatRequest(Body):

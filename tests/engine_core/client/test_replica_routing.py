@@ -88,7 +88,9 @@ async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address, c
     both.scripts.append(script)
     script.send(changed(READY, vocab_size=51))
     assert await script.received(1) == [Drain(seconds=0)]
-    assert both.state(1) == "it is no replica of the others: its vocab_size is 51, and that of the others 50"
+    assert (
+        both.state(1) == "it is not a replica of the others: its vocab_size is 51, and that of the others 50"
+    )
 
 
 async def test_a_number_that_nobody_may_have_is_passed_over(address: Address, connect: Connect) -> None:

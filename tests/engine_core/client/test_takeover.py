@@ -93,7 +93,7 @@ async def test_one_that_ends_three_engines_is_to_blame_and_no_other(one: One) ->
     assert await last(bad) == Failed(bad.id, 500, adds_message(), QUARANTINED)
     assert [(add.id, add.tokens) for add in adds] == [(good.id, [1, 5])]
     await one.say(good, *range(ALONE_TOKENS))
-    assert [add.alone for add in await one.restart(1)] == [False], "it got on, and is no suspect"
+    assert [add.alone for add in await one.restart(1)] == [False], "it got on, and is not a suspect"
 
 
 async def test_one_that_ends_engines_for_want_of_memory_may_be_sent_again(

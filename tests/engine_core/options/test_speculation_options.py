@@ -93,7 +93,10 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
     ("given", "said"),
     [
         ({"method": "draft_model"}, "draft_model needs a drafter: name it by model"),
-        ({"model": "a/b", "quantization": "fp8"}, "quantization of a drafter is that of the model that it"),
+        (
+            {"model": "a/b", "quantization": "fp8"},
+            "quantization of a draft model is that of its target model",
+        ),
         (
             {"model": "a/b", "draft_tensor_parallel_size": 0},
             "draft_tensor_parallel_size is a whole number from 1",
@@ -118,13 +121,13 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
             "prompt_lookup_min=5 must be <= prompt_lookup_max=3",
         ),
         ({"parallel_drafting": True}, "parallel_drafting is not supported; leave it out"),
-        ({"speculative_token_tree": "[(0,)]"}, "guesses follow each other, and do not branch"),
+        ({"speculative_token_tree": "[(0,)]"}, "proposed tokens form a sequence, not a tree"),
         (
             {"rejection_sample_method": "block"},
-            "'block' is not supported; leave it out: each guess is compared",
+            "'block' is not supported; leave it out: each proposed token is compared",
         ),
         ({"rejection_sample_method": "synthetic"}, "rejection_sample_method 'synthetic' is not supported"),
-        ({"synthetic_acceptance_length": 2}, "leave it out: a guess holds if it is right"),
+        ({"synthetic_acceptance_length": 2}, "leave it out: a proposed token is accepted only"),
         ({"draft_sample_method": "x"}, "draft_sample_method is greedy or probabilistic, not 'x'"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is draft_tensor_parallel_size here"),
         (

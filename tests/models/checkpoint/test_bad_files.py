@@ -70,7 +70,7 @@ FILES: list[Case] = [
     case("a header of 2^63 bytes", put(b"\xff" * 7 + b"\x7f{}"), *NOT_WHOLE),
     case("no header", put(bytes(8)), *NOT_WHOLE),
     case("a header that is not JSON", put(with_header(b"{'a': 1}")), *NOT_WHOLE),
-    case("a header that is no text", put(with_header(b"\xff\xfe\xfd\xfc")), *NOT_WHOLE),
+    case("a header that is not text", put(with_header(b"\xff\xfe\xfd\xfc")), *NOT_WHOLE),
     case("a header that is a list", put(with_header(b"[1, 2]  ")), *NOT_WHOLE),
     case("a nested header", put(with_header(DEEP)), *NOT_WHOLE),
     case("cut in the header", cut(lambda size: 100), *NOT_WHOLE),

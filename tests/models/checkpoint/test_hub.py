@@ -57,7 +57,7 @@ def test_an_adapter_is_a_folder_here_or_one_of_a_repository(tmp_path: Path, fake
     assert fake.downloaded == {"a/adapter_config.json", "a/adapter_model.safetensors"}
     assert hub.adapter_folder("owner/name", None) == tmp_path
     assert fake.downloaded == {"adapter_config.json"}
-    with pytest.raises(hub.HubError, match="is no folder here, and cannot be an adapter on the hub"):
+    with pytest.raises(hub.HubError, match="is not a folder here, and cannot be an adapter on the hub"):
         hub.adapter_folder("owner/../name", None)
 
 

@@ -110,8 +110,8 @@ def test_a_server_makes_it_once_of_the_files_that_are_published(tmp_path: Path) 
     ("changes", "told"),
     [
         ({"source_spm": model_file(kind=2)}, "no model of unigrams"),
-        ({"source_spm": model_file()[:-3]}, "no SentencePiece model"),
-        ({"source_spm": b"\xff" * 9}, "no SentencePiece model"),
+        ({"source_spm": model_file()[:-3]}, "not a SentencePiece model"),
+        ({"source_spm": b"\xff" * 9}, "not a SentencePiece model"),
         ({"source_spm": b""}, "no model of unigrams"),
         ({"vocab_json": b'{"a": 1}'}, "has no </s>"),
         ({"target_vocab.json": b"{}"}, "two vocabularies"),

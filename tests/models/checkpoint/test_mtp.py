@@ -69,7 +69,7 @@ def test_they_are_left_unread_and_named_in_the_log(
     with caplog.at_level("INFO", "models"):
         model = load(folder)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the checkpoint's layers for multi-token prediction are no part of the model itself: {scopes}"
+        f"the checkpoint's layers for multi-token prediction are not a part of the model itself: {scopes}"
     ]
     logits = Driver([model]).step({0: PROMPT})[0]
     torch.testing.assert_close(logits, hf_logits(llama, PROMPT), atol=1e-4, rtol=0)

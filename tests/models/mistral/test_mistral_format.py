@@ -180,5 +180,5 @@ def test_a_broken_list_of_tokens_is_refused(words: list[bytes], tmp_path: Path) 
     (tmp_path / "tekken.json").write_text("{")
     from models.mistral.tokenizer import tokenizer_json
 
-    with pytest.raises(FileError, match=r"is no tekken.json"):
+    with pytest.raises(FileError, match=r"is not a tekken.json"):
         tokenizer_json(tmp_path / "tekken.json")

@@ -173,7 +173,10 @@ def test_tokens_whose_logits_a_step_is_judged_by(tmp_path: Path) -> None:
             "needs a 'method', not None. There are from_2_way_softmax",
         ),
         ({"classifier_from_token": ["a"], "method": "from_2_way_softmax"}, "two tokens .* not 1"),
-        ({"classifier_from_token": ["xyzzy"], "method": "no_post_processing"}, "'xyzzy', which is no token"),
+        (
+            {"classifier_from_token": ["xyzzy"], "method": "no_post_processing"},
+            "'xyzzy', which is not a token",
+        ),
     ],
 )
 def test_tokens_that_cannot_be_labels(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -99,7 +99,7 @@ def test_the_grammar_engine_knows_the_expression(grammar: str) -> None:
         ('start: ("x"', "missing"),
         ('start: "x"~', "missing"),
         ('start: "x" )', "not understood"),
-        ('start: "\\Uffffffff"', "no character"),
+        ('start: "\\Uffffffff"', "not a character"),
         ("start: " + "(" * 100 + '"x"' + ")" * 100, "too deep"),
         ('start: "' + "x" * 70_000 + '"', "too long"),
         ("start: r0\n" + "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(40)) + 'r40: "x"', "too long"),

@@ -214,7 +214,7 @@ def test_what_is_wrong_with_a_structural_tag_is_said() -> None:
 
     assert "no support for the type 'dispatch'" in told(type="dispatch")
     assert "`value` of const_string is a text" in told(type="const_string", value=3)
-    assert "'<no>' is no special token" in told(type="token", token="<no>")
+    assert "'<no>' is not a special token" in told(type="token", token="<no>")
     assert "begins with one of the triggers" in told(
         type="triggered_tags", triggers=["<a"], tags=[{"begin": "<b", "content": INTEGER, "end": ""}]
     )
@@ -286,7 +286,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"choice": ["a", ""]}, "empty text"),
         ({"choice": ["a"] * 2000}, "at most 1024 texts"),
         ({"grammar": " "}, "must not be empty"),
-        ({"grammar": "root ::= foo"}, "no EBNF: Rule 'foo' not found"),
+        ({"grammar": "root ::= foo"}, "not EBNF: Rule 'foo' not found"),
         ({"grammar": "start: nothing"}, "unknown name"),
         ({"grammar": "root ::= " + "(" * 30_000}, "EBNF|nested too deep"),
         ({"grammar": "start: " + "x" * 70_000}, "at most 65536 characters"),

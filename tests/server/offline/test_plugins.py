@@ -98,7 +98,7 @@ def test_a_recording_of_steps_is_a_trace_that_perfetto_opens(llm: LLM, folder: P
     ("options", "said"),
     [
         ({"logits_processors": ["no_such:Class"]}, "No module named 'no_such'"),
-        ({"worker_extension_cls": "operator_plugins.NOTHING"}, "it is no class"),
+        ({"worker_extension_cls": "operator_plugins.NOTHING"}, "it is not a class"),
         ({"worker_extension_cls": "nothing"}, "write it as module:Name"),
         ({"profiler_config": {"profiler": "cuda"}}, "the profiler is torch"),
         ({"profiler_config": {"torch_dir": "x"}}, "its fields are profiler, torch_profiler_dir"),

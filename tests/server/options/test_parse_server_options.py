@@ -179,7 +179,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
         (["--task", "draft"], "--tasks: a draft model answers no requests"),
         (["--task", "reward", "--convert", "embed"], "--tasks reward is --convert reward, and another"),
-        (["--runner", "draft"], "a draft model answers no requests; it belongs into --speculative-config"),
+        (["--runner", "draft"], "a draft model answers no requests; it belongs in --speculative-config"),
         (["--runner", "x"], "'x' is not one of auto, generate, pooling"),
     ],
 )
@@ -226,7 +226,7 @@ def test_parts_of_an_option_are_given_by_dotted_flags() -> None:
 
 
 def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:
-    assert "FACET_PROT is no option of this server; did you mean FACET_PORT?" in refusal(FACET_PROT="1")
+    assert "FACET_PROT is not an option of this server; did you mean FACET_PORT?" in refusal(FACET_PROT="1")
     assert "FACET_PORT: must be at most" in refusal(FACET_PORT="99999")
     file.write_text("prot: 1\n")
     assert "there is no option prot; did you mean port?" in refusal("--config", str(file))

@@ -64,7 +64,7 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("--rope-theta 1e6", "--hf-overrides.rope_theta"),
         ("--enable-per-request-metrics", "is --enable-timing here"),
         ("--cudagraph-capture-sizes 1 2 4", "--max-cudagraph-capture-size"),
-        ("--limit-mm-per-prompt.picture 2", "'picture' is no kind of media; they are image, audio, video"),
+        ("--limit-mm-per-prompt.picture 2", "'picture' is not a kind of media; they are image, audio, video"),
         ("--limit-mm-per-prompt image=2", "not JSON"),
         ("--kv-offloading-backend lmcache", "has no other backend; leave it out, or give native"),
         (

@@ -41,7 +41,7 @@ async def test_adapters_that_cannot_be_served_end_the_start_before_the_model_is_
     tmp_path: Path,
 ) -> None:
     write_adapter(tmp_path / "wide", {"q.lora_A.weight": (64, 8)})
-    for path, why in (("/nowhere/a", "'/nowhere/a' is no folder here"), ("wide", "--max-lora-rank 64")):
+    for path, why in (("/nowhere/a", "'/nowhere/a' is not a folder here"), ("wide", "--max-lora-rank 64")):
         frontend: Any = object.__new__(Frontend)  # which cannot start
         frontend.config = parse(["org/tiny", "--lora-modules", f"sql={tmp_path / path}"], {})
         frontend.client = SimpleNamespace(adapters=None)

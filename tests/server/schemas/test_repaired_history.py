@@ -163,5 +163,5 @@ def test_repairs_are_told() -> None:
     assert body.model_copy().repairs == [
         "tools left out, which this server does not run: web_search, mcp",
         "repaired in messages of the assistant and of tools: "
-        "arguments that are no JSON object, shown as `input` (2)",
+        "arguments that are not a JSON object, shown as `input` (2)",
     ]

@@ -109,7 +109,7 @@ def test_an_output_that_is_no_file_is_not_read(monkeypatch: pytest.MonkeyPatch) 
 def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\nmore\n")
-    with pytest.raises(OptionError, match="line 1 is no answer of a batch"):
+    with pytest.raises(OptionError, match="line 1 is not an answer of a batch"):
         BatchOutput(path)
     assert path.read_text() == "my notes\nmore\n"
 

@@ -46,7 +46,7 @@ FILES: list[Case] = [
     case("settings that are a list", put("[]", SETTINGS), SETTINGS, "must hold an object"),
     case("settings that are a pipe", replaced(os.mkfifo, SETTINGS), SETTINGS, "is a pipe"),
     case("names that are not JSON", put("x", NAMES), NAMES, "cannot be read as JSON"),
-    case("a template that is no text", put(b"\xff", TEMPLATE), TEMPLATE, "cannot be read as text"),
+    case("a template that is not text", put(b"\xff", TEMPLATE), TEMPLATE, "cannot be read as text"),
     case("a template that is a pipe", replaced(os.mkfifo, TEMPLATE), TEMPLATE, "is a pipe"),
     case("a template that is a folder", replaced(Path.mkdir, TEMPLATE), TEMPLATE, "is a folder"),
     case("an old template without one", put("{}", OLD_TEMPLATE), "chat templates", "unknown form"),

@@ -181,7 +181,9 @@ def test_a_lost_rank_is_noticed_at_once(tmp_path: Path) -> None:
 
 def test_a_rendezvous_is_needed() -> None:
     place = Place(tensor_size=2, rendezvous="http://somewhere")
-    with pytest.raises(ValueError, match="'http://somewhere' is no rendezvous for ranks: write file:///path"):
+    with pytest.raises(
+        ValueError, match="'http://somewhere' is not a rendezvous for ranks: write file:///path"
+    ):
         join_groups(place, Cpu(1).open_group, Cpu.target)
 
 

@@ -34,7 +34,7 @@ def load_drafter(
         return None
     if not model.causal:
         raise ValueError(
-            f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder: "
+            f"--speculative-config: {config.model.architecture} is an encoder, which generates no text: "
             "leave it out"
         )
     if device.target.type != "cpu" and options.parallel.stages > 1:

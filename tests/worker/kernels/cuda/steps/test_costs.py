@@ -23,7 +23,7 @@ from worker.runner import Runner
 LAUNCHES_OF_A_LAYER = {"LlamaForCausalLM": 10, "Qwen3MoeForCausalLM": 13, "GptOssForCausalLM": 13}
 OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 4
 
-pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are not tensors of a card")
 
 
 def config_of(folder: Path, layers: int, architecture: str = "LlamaForCausalLM") -> WorkerConfig:

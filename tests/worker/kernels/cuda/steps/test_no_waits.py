@@ -45,7 +45,7 @@ CPU_ONLY = (
 """Families that are refused on cards so far."""
 GREEDY = Sampling(max_tokens=9, temperature=0)
 
-pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are not tensors of a card")
 
 
 def config_of(
