@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, the sidebar, the theme, keys that work everywhere.
 
-import { byId, kept, keep, reveal } from "./dom.js";
+import { byId, kept, keep, reveal, toast } from "./dom.js";
 import { ABILITIES, abilities, beginModels, chosen } from "./models.js";
 import { beginChat, showChat, stopAnswer, useModel } from "./chat/chat.js";
 import { mark } from "./chat/conversations.js";
@@ -108,4 +108,9 @@ beginChat();
 byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 document.addEventListener("keydown", onKey);
 addEventListener("hashchange", route);
+addEventListener("unhandledrejection", (event) => {
+  if (!/modul/i.test(event.reason?.message)) return;  // a view's script, which is gone with the server, or with its last version
+  event.preventDefault();
+  toast("A part of this page cannot be loaded.", "Load the page again", () => location.reload());
+});
 if (place()[0] === "live") route();

@@ -6,11 +6,11 @@ import { choose, chosen, model, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { allRead, areWaiting, beginFiles, offerFiles, takeWaiting } from "./attached.js";
 import { Tree } from "./branches.js";
-import { beginConversations, keepConversation, mark, soughtWords } from "./conversations.js";
+import { beginConversations, keepConversation, mark, refresh, soughtWords } from "./conversations.js";
 import { drawFirst } from "./first.js";
 import { findIn, markWords } from "./found.js";
 import { loadMarkdown, viewOf } from "./message.js";
-import { beginSettings, fields, lastSystem, showDefaults, showSystem } from "./settings.js";
+import { beginSettings, fields, fillSettings, lastSystem, showDefaults, showSystem } from "./settings.js";
 import { load, newId } from "./store.js";
 import { beginTips } from "./tokens.js";
 
@@ -53,9 +53,20 @@ export function beginChat() {
   beginScrolling();
   byId("say").addEventListener("submit", (event) => { event.preventDefault(); say(); });
   byId("stop").addEventListener("click", stopAnswer);
-  byId("show-code").addEventListener("click", showCode);
   addEventListener("pagehide", () => { for (const one of alive.values()) if (one.running) store(one); });
   showSystem(current.system = lastSystem());
+}
+
+let filled = null;
+const later = () => (filled ??= fill());
+
+/** Brings what the page can be used without for a moment. */
+async function fill() {
+  fillSettings();
+  showSystem(current.system);
+  byId("show-code").addEventListener("click", showCode);
+  refresh();
+  await loadMarkdown();
 }
 
 function beginField() {
@@ -87,7 +98,7 @@ function beginScrolling() {
 
 /** The chosen model is another one. */
 export function useModel(card) {
-  setTimeout(() => loadMarkdown().then(show));  // when the page can be used
+  setTimeout(() => later().then(show));
   offerFiles(card);
   showDefaults();
   drawFirst(card, (text) => { byId("input").value = text; say(); });

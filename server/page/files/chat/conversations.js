@@ -5,8 +5,8 @@ import { asMarkdown, read } from "./files.js";
 import { heads, load, loadAll, onChange, put, remove } from "./store.js";
 
 const DAY = 86_400_000, BEFORE = 20, BEHIND = 100;
-/** @type {import("./store.js").Head[]} */
-let list = [];
+/** @type {?import("./store.js").Head[]} */
+let list = null;  // until it was read
 let open = "";
 let works = true;
 let events = { removed: (_ids) => {}, renamed: (_id, _title) => {}, again: (_id) => {} };
@@ -20,7 +20,6 @@ export function beginConversations(told) {
     if (event.key === "Enter") byId("conversations").querySelector("a")?.click();
   });
   onChange(refresh);
-  refresh();
 }
 
 /** Marks the conversation that is open. */
@@ -48,6 +47,7 @@ export async function refresh() {
 export const soughtWords = () => byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
 
 function draw() {
+  if (list === null) return;
   const sought = soughtWords(), place = byId("conversations");
   const found = list.filter(({ low }) => sought.every((word) => low.includes(word)));
   if (!sought.length) globalThis.CSS?.highlights?.delete("found");

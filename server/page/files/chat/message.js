@@ -80,7 +80,7 @@ class View {
     for (const button of this.changes) button.disabled = busy;
     this.acting.classList.toggle("waits", Boolean(writes));
     this.pace.textContent = message.pace ?? "";
-    if (message.role === "user") this.text.textContent = message.content;
+    if (message.role === "user" && this.text.textContent !== message.content) this.text.textContent = message.content;
     if (message.role === "assistant") this.drawAnswer(writes);
     this.text.hidden = !message.content && !writes;
   }
@@ -91,7 +91,8 @@ class View {
     text.classList.toggle("tokens", Boolean(message.tokens));
     text.classList.toggle("busy", Boolean(writes));
     if (message.tokens) drawTokens(text, message.tokens);
-    else render(text, message.content);
+    else if (this.drawn !== message.content || this.by !== render) render(text, message.content);
+    [this.drawn, this.by] = [message.content, render];
     for (const [i, call] of (message.calls ?? []).entries()) this.drawCall(call, i, writes);
     if (!writes) this.drawEnd();
   }

@@ -36,14 +36,18 @@ let onSystem = () => {};
 /** @param {(system: string) => void} act  called when somebody has changed the system prompt */
 export function beginSettings(act) {
   onSystem = act;
-  byId("options").append(...systemPart(), ...samplingPart(), ...formPart(), ...shownPart(), ...keptPart());
-  byId("options").addEventListener("submit", (event) => event.preventDefault());
-  byId("options").addEventListener("input", remember);
-  recall();
   byId("open-settings").addEventListener("click", () => openSettings(byId("settings").hidden));
   byId("close-settings").addEventListener("click", () => openSettings(false));
   byId("settings").addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); openSettings(false); } });
   byId("role").addEventListener("click", () => openSettings(true));
+}
+
+/** Fills the drawer. It is not done before the page can be used, which is sooner then. */
+export function fillSettings() {
+  byId("options").append(...systemPart(), ...samplingPart(), ...formPart(), ...shownPart(), ...keptPart());
+  byId("options").addEventListener("submit", (event) => event.preventDefault());
+  byId("options").addEventListener("input", remember);
+  recall();
 }
 
 export function openSettings(is) {
@@ -108,15 +112,16 @@ function setByHand(text) {
 /** Shows the system prompt of a conversation, in the drawer and below the message. */
 export function showSystem(text) {
   const own = kept(OWN, {}), presets = all(), name = Object.keys(presets).find((one) => presets[one] === text) ?? "";
+  byId("role").hidden = !text.trim();
+  byId("role").textContent = name || "System prompt";
+  byId("role").title = text;
+  if (!byId("preset")) return;  // it is not filled yet
   const first = name || !text ? "None" : "Own text";
   byId("preset").replaceChildren(...["", ...Object.keys(presets)].map((one) => element("option", { value: one, text: one || first })));
   byId("preset").value = name;
   if (byId("system").value !== text) byId("system").value = text;
   byId("drop-preset").hidden = !(name in own);
   byId("save-preset").hidden = Boolean(name || !text.trim());
-  byId("role").hidden = !text.trim();
-  byId("role").textContent = name || "System prompt";
-  byId("role").title = text;
 }
 
 export const lastSystem = () => kept("system", "");
