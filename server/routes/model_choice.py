@@ -42,6 +42,7 @@ from server.http.sse import OPEN_AFTER, ClientWatch, encode, on_one_line
 from server.options.server_flags import AccessOptions
 from server.reading.body_table import EMBEDDINGS
 from server.reading.endpoint_table import BY_PATH
+from server.routes.ollama.generating import may_unload, without_prompt
 from server.schemas.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
 from server.schemas.moderations import OPENAI
 
@@ -55,7 +56,7 @@ _BY_GET = frozenset(
 )
 MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", "/api/show"}) | _BY_GET
 """Paths whose requests are for one model."""
-_MODERATIONS = "/v1/moderations"
+_MODERATIONS, _OLLAMA_CHAT, _OLLAMA_GENERATE = "/v1/moderations", "/api/chat", "/api/generate"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
 _LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
 """Paths of operators that mean the only model of a server."""
@@ -70,6 +71,16 @@ class _Asked(msgspec.Struct):
     lora_path: object = None
     stream: object = None
     task: object = None
+    keep_alive: object = None
+
+
+class _Prompt(msgspec.Struct):
+    """What a body of Ollama's has to answer."""
+
+    prompt: object = None
+    suffix: object = None
+    images: object = None
+    messages: object = None
 
 
 class ModelChoice:
@@ -132,6 +143,10 @@ class ModelChoice:
         if recorded and named.adapter:
             raise NotFound(f"`{named.adapter}` is an adapter, and those answer no recordings.", "model")
         request.caller = caller.for_model(self._models.names_of(state)) or caller
+        unloads = path.startswith(OLLAMA) and asked is not None and may_unload(asked.keep_alive, caller)
+        if unloads and state.slot.state == "unloaded" and is_without_prompt(path, raw):
+            found = without_prompt(state.entry.name, "unload", is_chat=path == _OLLAMA_CHAT)
+            return await found(scope, receive, send)
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
@@ -151,6 +166,8 @@ class ModelChoice:
             finally:
                 BODY_MEMORY.give_back(held)
             await self._app(scope, receive if recorded else with_body(raw, receive), answer.send)
+        if unloads:
+            await self._models.unload(state)
 
     def _find(self, scope: Scope, asked: _Asked | None, caller: Caller) -> Named:
         named = name_asked(scope, asked)
@@ -249,6 +266,14 @@ def is_for_a_model(scope: Scope, path: str) -> bool:
     if path in MODEL_PATHS:
         return scope["method"] == "POST" or (scope["method"] == "GET" and path in _BY_GET)
     return path in _HEALTH and DEEP in QueryParams(scope.get("query_string", b""))
+
+
+def is_without_prompt(path: str, raw: bytes) -> bool:
+    """Whether there is nothing to answer: a client only has the model loaded or unloaded so."""
+    found = msgspec.json.decode(raw, type=_Prompt)
+    if path == _OLLAMA_CHAT:
+        return not found.messages
+    return path == _OLLAMA_GENERATE and not (found.prompt or found.suffix or found.images)
 
 
 def read_asked(raw: bytes) -> _Asked | None:

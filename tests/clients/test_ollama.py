@@ -82,7 +82,8 @@ def test_models_and_errors(client: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="does not exist") as caught:
         client.chat(model="none", messages=QUESTION)
     assert caught.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="/api/pull is not here"):
-        client.pull("demo")
+    assert client.pull("demo").status == "success"
+    with pytest.raises(ollama.ResponseError, match="/api/push is not here"):
+        client.push("demo")
     with pytest.raises(ollama.ResponseError, match="warmth"):
         client.chat(model="demo", messages=QUESTION, options={"warmth": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import msgspec
@@ -9,9 +10,12 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from server.access.client_identity import Caller
+from server.access.request_state import state_of
 from server.errors import OLLAMA, ApiError, BadRequest, error_body
 from server.frontend.asks.answers import Converse
 from server.frontend.asks.parts import ConversationHead, End, Part, Terms
+from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.sse import StreamForm, encode, json_response
 from server.options.server_flags import ServerConfig
@@ -20,7 +24,7 @@ from server.output_parsing.unread_text import Text as TextPart
 from server.reading.prompts import Conversation
 from server.routes.answering import ask, ended, new_call_id, object_of, respond
 from server.routes.chat import read_chat
-from server.routes.request_context import frontend_of
+from server.routes.request_context import frontend_of, server_of
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
 from server.schemas.ollama import answers as api
 from server.schemas.ollama.requests import OllamaAnswering, OllamaChatRequest, OllamaGenerateRequest
@@ -28,6 +32,7 @@ from server.schemas.ollama.requests import OllamaAnswering, OllamaChatRequest, O
 router = APIRouter(route_class=Endpoint, tags=["Ollama"])
 
 NDJSON = "application/x-ndjson"
+_ZERO = re.compile(r"0+(\.0*)?(ms|s|m|h)?")
 
 
 @router.post("/api/chat")
@@ -46,14 +51,29 @@ async def _respond(body: OllamaAnswering, request: Request, *, is_empty: bool) -
     frontend, is_chat = frontend_of(request), isinstance(body, OllamaChatRequest)
     frontend.check_model(body.model)
     facts = frontend.facts
-    if is_empty:  # clients have a model loaded so
-        whole = _answer(facts.model_names[0], _Said(), is_chat=is_chat)
-        whole.done, whole.done_reason = True, "load"
-        return json_response(whole)
+    if is_empty:  # clients have a model loaded so, or unloaded
+        caller = state_of(request.scope).caller
+        unloads = isinstance(server_of(request), ManyModels) and may_unload(body.keep_alive, caller)
+        return without_prompt(facts.model_names[0], "unload" if unloads else "load", is_chat=is_chat)
     read = partial(read_answering, body, facts.max_model_len)
     answer = await ask(request, body, body.chat.terms, "ollama-", read)
     writer = AnswerWriter(answer.head, body)
     return await respond(request, answer, writer, stream=body.stream is not False)
+
+
+def without_prompt(model: str, reason: str, *, is_chat: bool) -> Response:
+    """The answer to a request that only has a model loaded or unloaded."""
+    whole = _answer(model, _Said(), is_chat=is_chat)
+    whole.done, whole.done_reason = True, reason
+    return json_response(whole)
+
+
+def may_unload(keep_alive: object, caller: Caller) -> bool:
+    """Whether the model shall be unloaded behind an answer, by a client that may have it unloaded.
+
+    The time is zero then: a number, or one with a unit, such as 0s.
+    """
+    return _ZERO.fullmatch(str(keep_alive)) is not None and (caller.key is None or caller.key.admin)
 
 
 def read_answering(

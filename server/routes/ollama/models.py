@@ -1,4 +1,4 @@
-"""Ollama's routes on models: /api/tags, /api/show, /api/ps, /api/version; pulls are refused."""
+"""Ollama's routes on models: /api/tags, /api/show, /api/ps, /api/version, and /api/pull of what is served."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from server.errors import HttpError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, require_ready
+from server.http.sse import encode
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
+from server.routes.ollama.generating import NDJSON
 from server.routes.request_context import config_of, frontend_of, server_of
-from server.schemas.ollama.requests import OllamaShowRequest
+from server.schemas.ollama.requests import OllamaPullRequest, OllamaShowRequest
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
 
@@ -106,6 +108,19 @@ async def show_version() -> JSONResponse:
 
 
 @router.post("/api/pull")
+async def pull(body: OllamaPullRequest, request: Request) -> Response:
+    """Succeed if the model is served, as its files are here then; models cannot be added by this."""
+    name, server = body.model or body.name, server_of(request)
+    if isinstance(server, ManyModels):
+        server.find(name, state_of(request.scope).caller)
+    else:
+        server.check_model(name)
+    if body.stream is False:
+        return JSONResponse({"status": "success"})
+    lines = (encode({"status": status}) + b"\n" for status in ("pulling manifest", "success"))
+    return Response(b"".join(lines), media_type=NDJSON)
+
+
 @router.post("/api/push")
 @router.post("/api/create")
 @router.post("/api/copy")

@@ -92,7 +92,9 @@ class OllamaBody(Body):
 
     model: Text = Field(min_length=1, description="A name of the served model, with or without `:latest`.")
     options: OllamaOptions | None = None
-    keep_alive: object = optional("Accepted: the model stays for as long as the server runs.")
+    keep_alive: object = optional(
+        "0: one of several models is unloaded behind the answer. Else it stays while there is room."
+    )
 
     @property
     def asked(self) -> OllamaOptions:
@@ -238,3 +240,9 @@ class OllamaShowRequest(Body):
 
     model: Text | None = None
     name: Text | None = optional("The older name of `model`.")
+
+
+class OllamaPullRequest(OllamaShowRequest):
+    meaningless = frozenset({"insecure"})
+
+    stream: Flag | None = optional("Lines of JSON, unless it is false.")

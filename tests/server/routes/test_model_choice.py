@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 from fake_api import post_scope
 
+from server.access.client_identity import Caller
+from server.access.key_file import Key
 from server.access.keyring import Access
 from server.access.request_state import state_of
 from server.batches.app_call import OwnerCalls
@@ -17,7 +19,7 @@ from server.errors import ApiError, NotFound, Unavailable
 from server.frontend.many_models import ManyModels, Named
 from server.options.parse_server_options import parse
 from server.routes import model_choice
-from server.routes.model_choice import ModelChoice
+from server.routes.model_choice import ModelChoice, may_unload
 
 RECORDING = "/v1/audio/transcriptions"
 NAMED, FILE = b'name="model"\r\n\r\nsecond', b'name="file"; filename="a"\r\n\r\nsound'
@@ -31,13 +33,14 @@ class FakeModels:
         self.config, self.media = parse([], {}), None
         self.seconds, self.error = seconds, error
         self.used: list[str] = []
+        self.unloaded: list[str] = []
         self.inside = 0
         self.background = False
         self.states = [self._state(name) for name in ("first", "second")]
 
     def _state(self, name: str) -> Any:
         entry = SimpleNamespace(name=name, config=self.config)
-        slot = SimpleNamespace(name=name, served=None)
+        slot = SimpleNamespace(name=name, served=None, state="loaded")
         return SimpleNamespace(entry=entry, slot=slot, progress="weights 43%", labels=6 * (name == "second"))
 
     def require_ready(self) -> None:
@@ -57,6 +60,11 @@ class FakeModels:
 
     def names_of(self, state: Any) -> list[str]:
         return [state.entry.name]
+
+    async def unload(self, state: Any) -> bool:
+        assert self.inside == 0  # the request is over
+        self.unloaded.append(state.entry.name)
+        return True
 
     @asynccontextmanager
     async def using(self, state: Any, *, background: bool) -> AsyncIterator[str]:
@@ -250,3 +258,35 @@ async def test_a_request_waits_no_longer_than_it_may() -> None:
     status, text, _ = await ask(models, {"model": "second"}, x_request_timeout="0.05")
     assert status == 503
     assert "time limit" in text
+
+
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0])
+async def test_a_client_of_ollama_has_a_model_unloaded_behind_its_answer(keep_alive: object) -> None:
+    models = FakeModels()
+    body = {"model": "second", "prompt": "x", "keep_alive": keep_alive}
+    status, _, _ = await ask(models, body, path="/api/generate")
+    assert (status, models.used, models.unloaded) == (200, ["second"], ["second"])
+
+
+@pytest.mark.parametrize(
+    ("path", "keep_alive"), [("/api/chat", -1), ("/api/chat", "10s"), ("/api/chat", None), (CHAT, 0)]
+)
+async def test_other_times_and_other_apis_leave_a_model_loaded(path: str, keep_alive: object) -> None:
+    models = FakeModels()
+    await ask(models, {"model": "second", "keep_alive": keep_alive}, path=path)
+    assert (models.used, models.unloaded) == (["second"], [])
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+async def test_what_is_not_loaded_is_not_loaded_to_be_unloaded(path: str) -> None:
+    models = FakeModels()
+    models.states[1].slot.state = "unloaded"
+    status, answer, _ = await ask(models, {"model": "second", "keep_alive": 0}, path=path)
+    told = json.loads(answer)
+    assert (status, told["model"], told["done"], told["done_reason"]) == (200, "second", True, "unload")
+    assert models.used == []
+
+
+def test_only_an_administrators_key_has_a_model_unloaded() -> None:
+    keys = [Key(name="a", sha256="", admin=is_admin) for is_admin in (False, True)]
+    assert [may_unload(0, Caller(key=key)) for key in keys] == [False, True]
