@@ -20,6 +20,8 @@ from models.plain_files import ConfigError, FileError, check_regular, read_objec
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What the names of all tensors of an adapter begin with."""
+DECISION_HEAD = "head.pt"
+"""The head of a decision model that is kept beside an adapter, as Kev's checkpoints have it."""
 HEADS = ("score", "classifier")
 """The names of heads that an adapter may bring whole."""
 
@@ -137,6 +139,12 @@ def read_adapter(folder: Path) -> AdapterConfig:
     if not path.exists():
         raise AdapterError(
             f"{folder} has no {CONFIG_FILE}: give the folder of an adapter that PEFT has saved"
+        )
+    if (folder / DECISION_HEAD).exists():
+        raise AdapterError(
+            f"{folder} is a decision model, whose head ({DECISION_HEAD}) is not served, and without it the "
+            "adapter would answer something else. Serve a chat model: it decides by letters "
+            "(docs/decisions_api.md)"
         )
     raw = read_object(path)
     saved = _read_fields(path, raw)

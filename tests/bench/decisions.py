@@ -10,7 +10,6 @@ whose gaps are told. Medians of the rounds are printed; a ratio is that of a rou
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -79,31 +78,34 @@ class _Side:
 
 
 async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: int) -> dict[str, float]:
-    drawn = random.Random(seed)
+    """Measures a round, and prints each part as it ends."""
+    drawn, found = random.Random(seed), dict[str, float]()
     text, questions = _text(drawn, given.state), _questions(drawn, given.questions)
+
+    def note(name: str, value: float) -> float:
+        found[name] = value
+        print(f"  {name}: {value:.3f}", flush=True)
+        return value
+
     together, tokens = await cached.decide(text, questions)
+    note("tokens", tokens)
+    note("all questions at once, s", together)
     ids = [drawn.randrange(300, 2000) for _ in range(min(tokens, given.longest))]
     prompt, _ = await bare.post("/v1/completions", prompt=ids, max_tokens=1)
-    again = statistics.median([(await cached.decide(text, questions[:1]))[0] for _ in range(5)])
-    some = drawn.sample(questions, given.alone)
-    alone = statistics.mean([(await bare.decide(text, [each]))[0] for each in some]) * len(questions)
+    read = note("as many tokens as one prompt, s", prompt / len(ids) * tokens)
+    note("all at once / as one prompt", together / read)
+    again = [(await cached.decide(text, questions[:1]))[0] for _ in range(5)]
+    note("one predicate on a cached text, ms", 1000 * statistics.median(again))
+    some = [(await bare.decide(text, [each]))[0] for each in drawn.sample(questions, given.alone)]
+    note("one by one / all at once", statistics.mean(some) * len(questions) / together)
     over = asyncio.Event()
     stream = asyncio.create_task(cached.gaps(over))
     await asyncio.sleep(1)
     await cached.decide(_text(drawn, given.state), questions)
     over.set()
     gaps = sorted(await stream)
-    read = prompt / len(ids) * tokens
-    return {
-        "tokens": tokens,
-        "together, s": together,
-        "as one prompt, s": read,
-        "together / as one prompt": together / read,
-        "one by one, s": alone,
-        "one by one / together": alone / together,
-        "one predicate, cached, ms": 1000 * again,
-        "gap of a stream beside, p99, ms": 1000 * gaps[int(0.99 * len(gaps))],
-    }
+    note("gap of a stream beside, p99, ms", 1000 * gaps[int(0.99 * len(gaps))])
+    return found
 
 
 async def _measure(given: argparse.Namespace) -> None:
@@ -112,7 +114,6 @@ async def _measure(given: argparse.Namespace) -> None:
         rounds: list[dict[str, float]] = []
         for seed in range(given.rounds):
             rounds.append(await _round(cached, bare, given, seed))
-            print(json.dumps(rounds[-1]), flush=True)
         for name in rounds[0]:
             print(f"| {name} | {statistics.median(each[name] for each in rounds):.3f} |")
     finally:
