@@ -14,7 +14,7 @@ from server.media.prompt import Written
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import NONE
 from server.reading.prompts import PROMPT_END, Prompt, ReadingContext, encode_conversation, write_chat
-from server.requests.decisions import MOST_BRANCHES, Labels, Question, forms, wordings
+from server.requests.decisions import INTRODUCTION, MOST_BRANCHES, Labels, Question, forms, wordings
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.transcript import chat_request
 from server.schemas.decisions.question_forms import DecidingBody
@@ -104,13 +104,13 @@ def _written(body: DecidingBody, context: ReadingContext) -> tuple[Written, str]
 def _with_place(messages: Sequence[dict[str, Any]]) -> ChatRequest:
     """The conversation with a place for a question at its end, in the user's words."""
     *before, last = messages
-    text = f"\n\n{_PLACE}"
+    place = f"{INTRODUCTION}{_PLACE}"
     if last["role"] != "user":
-        said = [*messages, {"role": "user", "content": _PLACE}]
+        said = [*messages, {"role": "user", "content": place}]
     elif isinstance(last["content"], str):
-        said = [*before, {**last, "content": last["content"] + text}]
+        said = [*before, {**last, "content": f"{last['content']}\n\n{place}"}]
     else:
-        said = [*before, {**last, "content": [*last["content"], {"type": "text", "text": text}]}]
+        said = [*before, {**last, "content": [*last["content"], {"type": "text", "text": f"\n\n{place}"}]}]
     return chat_request({"messages": said, "enable_thinking": False})
 
 

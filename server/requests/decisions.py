@@ -30,7 +30,8 @@ MOST_BRANCHES = 1024
 ORDERS = 2
 """The orders in which the options of a choice are shown, unless the operator says 1."""
 
-_INTRODUCTION = "Decide the following about everything above.\n"
+INTRODUCTION = "Decide the following about everything above.\n"
+"""The words between a text and each question, which are computed once with the text."""
 _ENDINGS = {
     "predicate": "\nAnswer with one word, Yes or No: is this so?",
     "letters": "\nAnswer with the letter of one option, and nothing else.",
@@ -77,7 +78,7 @@ def wordings(question: Question, orders: int = ORDERS, shown: Shown = "described
     same in whichever order the options are given."""
     count, options = len(question.options), question.options
     if shown == "unlisted":
-        return [Wording(f"{_INTRODUCTION}{question.text}{_ENDINGS[shown]}", [each.text for each in options])]
+        return [Wording(f"{question.text}{_ENDINGS[shown]}", [each.text for each in options])]
     if question.kind != "choice" or orders == 1:
         return [_worded(question, range(count), shown)]
     order = sorted(range(count), key=lambda at: (options[at].text, str(type(options[at].value))))
@@ -103,7 +104,7 @@ def _worded(question: Question, order: Sequence[int], shown: Shown) -> Wording:
             lines.append(f"\n{labels[at]}. {said}" if lettered else f"\n{said}")
     ending = _ENDINGS["predicate" if is_predicate else "letters" if lettered else "texts"]
     heading = _HEADINGS[question.kind]
-    return Wording(f"{_INTRODUCTION}{question.text}{heading}{''.join(lines)}{ending}", labels)
+    return Wording(f"{question.text}{heading}{''.join(lines)}{ending}", labels)
 
 
 class Calibration(msgspec.Struct):

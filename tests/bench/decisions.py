@@ -98,13 +98,17 @@ async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: in
     note("one predicate on a cached text, ms", 1000 * statistics.median(again))
     some = [(await bare.decide(text, [each]))[0] for each in drawn.sample(questions, given.alone)]
     note("one by one / all at once", statistics.mean(some) * len(questions) / together)
-    over = asyncio.Event()
-    stream = asyncio.create_task(cached.gaps(over))
-    await asyncio.sleep(1)
-    await cached.decide(_text(drawn, given.state), questions)
-    over.set()
-    gaps = sorted(await stream)
-    note("gap of a stream beside, p99, ms", 1000 * gaps[int(0.99 * len(gaps))])
+    for name, work in (
+        ("beside a prompt", cached.post("/v1/completions", prompt=ids, max_tokens=1)),
+        ("beside all questions", cached.decide(_text(drawn, given.state), questions)),
+    ):
+        over = asyncio.Event()
+        stream = asyncio.create_task(cached.gaps(over))
+        await asyncio.sleep(1)
+        await work
+        over.set()
+        gaps = sorted(await stream)
+        note(f"gap of a stream {name}, p99, ms", 1000 * gaps[int(0.99 * len(gaps))])
     return found
 
 

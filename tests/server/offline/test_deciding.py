@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from facet import LLM
 from server.errors import BadRequest
 from server.reading.decisions import read_decisions
-from server.requests.decisions import Question, wordings
+from server.requests.decisions import INTRODUCTION, Question, wordings
 from server.schemas.decisions.openai_decisions import Decision, DecisionRequest
 
 STATE = "The quick brown fox jumps over the lazy dog, and then the dog thinks about the fox. " * 3
@@ -54,7 +54,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 def asked_text(folder: Path, text: str) -> list[int]:
     """The prompt as the template of the checkpoint writes it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    said = [{"role": "user", "content": f"{STATE}\n\n{text}"}]
+    said = [{"role": "user", "content": f"{STATE}\n\n{INTRODUCTION}{text}"}]
     return tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
@@ -101,7 +101,7 @@ def test_prompts_are_what_the_template_writes_of_state_and_question(llm: LLM, fo
     decode = AutoTokenizer.from_pretrained(folder).decode
     for asked, worded in zip(read.asked, wordings(body.asked[0]), strict=True):
         assert decode([*state, *asked.tokens]) == decode(asked_text(folder, worded.text))
-    assert decode(state).endswith(f"{STATE}\n\n")
+    assert decode(state).endswith(f"{STATE}\n\n{INTRODUCTION}")
 
 
 def bits(decision: Decision) -> dict[str | None, bytes]:

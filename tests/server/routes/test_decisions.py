@@ -9,6 +9,7 @@ from fake_api import assert_the_same_if_long, make_app, make_client, post, refus
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Failed
+from server.requests.decisions import INTRODUCTION
 
 TRUE = {"type": "predicate", "name": "rain", "instructions": "It rains."}
 TEAM = {
@@ -66,11 +67,12 @@ async def test_the_state_is_computed_first_and_all_prompts_begin_with_it(
     answer = await post(client, "/v1/decisions", **ASKED)
     assert [len(sent) for sent, _ in frontend.told] == [1, 3]
     texts = prompts(frontend)
-    assert all(text.startswith("<user>Rain today.\n\n") and text.endswith("\n<assistant>") for text in texts)
+    begun = f"<user>Rain today.\n\n{INTRODUCTION}"
+    assert all(text.startswith(begun) and text.endswith("\n<assistant>") for text in texts)
     assert 'Which team?\n{"since":3}' in texts[1] and "\nA. sales\nB. true\nC. true: the word\n" in texts[1]
     assert "\nA. true: the word\nB. true\nC. sales\n" in texts[2] and "\nA. bad\nB. good\n" in texts[3]
-    tails = sum(len(text) - len("<user>Rain today.\n\n") for text in texts[:4])
-    assert answer["usage"]["input_tokens"] == len("<user>Rain today.\n\n") + tails
+    tails = sum(len(text) - len(begun) for text in texts)
+    assert answer["usage"]["input_tokens"] == len(begun) + tails
     assert answer["usage"]["input_tokens_details"]["cached_tokens"] == 3
     groups = {options["group"] for _, options in frontend.told}
     assert len(groups) == 1
@@ -182,7 +184,7 @@ async def test_names_are_given_once_and_a_text_model_reads_no_pictures(client: h
 async def test_a_state_that_is_too_long_says_by_how_much(client: httpx.AsyncClient) -> None:
     told = await refusal(client, "/v1/decisions", input="x" * 4096, questions=[TRUE])
     assert (
-        told["param"] == "input" and "`input` has 4104 tokens, which is 120 more than fit" in told["message"]
+        told["param"] == "input" and "`input` has 4149 tokens, which is 120 more than fit" in told["message"]
     )
 
 
