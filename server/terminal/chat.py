@@ -61,12 +61,11 @@ def _serve_and_chat(arguments: Sequence[str], command: str) -> int:
     )
     _add_chat_flags(parser)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="Default: one that is free.")
+    parser.add_argument("--api-key", metavar="KEY", help="For the server; safer in FACET_API_KEY.")
     given, serve_options = parser.parse_known_args(arguments)
-    given.model = None
-    with (
-        own_server(serve_options, given.port) as own,
-        ServerClient(own.url, client_key_of_environment()) as server,
-    ):
+    given.model, key = None, given.api_key or client_key_of_environment()
+    serve_options += ["--api-key", given.api_key] if given.api_key else []
+    with own_server(serve_options, given.port) as own, ServerClient(own.url, key) as server:
         own.wait_until_ready()
         Screen().remark(f"the page of this server, while the chat lasts: {own.url}")
         _talk(server, given)

@@ -39,10 +39,22 @@ def test_options_of_the_chat_are_kept_and_others_go_to_the_server(
         yield Ready()
 
     monkeypatch.setattr(chat, "own_server", server)
-    words = ["org/tiny", "--max-model-len", "8k", "--max-tokens", "5", "-q", "hi", "--port", "4711"]
+    words = [
+        "org/tiny",
+        "--max-model-len",
+        "8k",
+        "--max-tokens",
+        "5",
+        "-q",
+        "hi",
+        "--port",
+        "4711",
+        "--api-key",
+        "k",
+    ]
     assert run("facet", ["run", *words]) == 0
     assert capsys.readouterr().out == "Hello\n"
-    assert started == [(["org/tiny", "--max-model-len", "8k"], 4711), "ready"]
+    assert started == [(["org/tiny", "--max-model-len", "8k", "--api-key", "k"], 4711), "ready"]
 
 
 @pytest.mark.slow
