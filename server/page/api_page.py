@@ -25,6 +25,7 @@ GROUPS = {
     "Completions": "Texts that go on from a prompt.",
     "Embeddings and classification": "Vectors, labels and entities of texts, pictures and tokens.",
     "Scoring and reranking": "How well texts belong together.",
+    "Decisions": "Typed questions about a text, answered with probabilities.",
     "Speech": "Recordings as text.",
     "Models": "What is served.",
     "Tokens": "Texts as tokens, and back.",

@@ -27,7 +27,7 @@ from server.schemas.decisions.system_one import (
     SystemOneUsage,
 )
 
-router = APIRouter(route_class=Endpoint, tags=["decide"])
+router = APIRouter(route_class=Endpoint, tags=["Decisions"])
 
 
 def decide(read: ReadDecisions, terms: Terms, config: ServerConfig) -> Decide:

@@ -25,7 +25,7 @@ _LARGEST_PAGE = 1000
 
 @router.post("/v1/messages/batches", dependencies=[Depends(require_json)])
 async def create_message_batch(request: Request) -> Response:
-    """Have `requests` answered: each has a `custom_id`, and as `params` the body of one to /v1/messages."""
+    """Start a batch of messages. Each request has a `custom_id` and, as `params`, a body of /v1/messages."""
     raw = await read_body(request.receive, most=MOST_MESSAGES)
     with refused_if_full(FULL_DISK):
         id = await asyncio.to_thread(api.create, folder_of(request), owner_of(request), raw)
@@ -35,7 +35,7 @@ async def create_message_batch(request: Request) -> Response:
 
 @router.get("/v1/messages/batches")
 async def list_message_batches(request: Request) -> Response:
-    """List the batches of messages of the key, the newest first: `limit`, `after_id`, `before_id`."""
+    """List the batches of messages, the newest first. Parameters: `limit`, `after_id`, `before_id`."""
     asked, batches = request.query_params, runner_of(request).batches
     limit, before = asked.get("limit") or "20", asked.get("before_id")
     if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= _LARGEST_PAGE):
@@ -49,13 +49,13 @@ async def list_message_batches(request: Request) -> Response:
 
 @router.get("/v1/messages/batches/{message_batch_id}")
 async def retrieve_message_batch(message_batch_id: str, request: Request) -> Response:
-    """Tell how far a batch of messages has come."""
+    """Show a batch of messages and its progress."""
     return json_response(api.shown(await _find(request, message_batch_id)))
 
 
 @router.get("/v1/messages/batches/{message_batch_id}/results")
 async def message_batch_results(message_batch_id: str, request: Request) -> Response:
-    """Send the results of a batch of messages that has ended, a line of JSON for each request."""
+    """Download the results of a batch of messages that has ended, a line of JSON for each request."""
     batch = await _find(request, message_batch_id)
     try:
         found = await asyncio.to_thread(api.results, folder_of(request), batch)
@@ -66,7 +66,7 @@ async def message_batch_results(message_batch_id: str, request: Request) -> Resp
 
 @router.post("/v1/messages/batches/{message_batch_id}/cancel")
 async def cancel_message_batch(message_batch_id: str, request: Request) -> Response:
-    """Compute no more of a batch of messages. What was computed is among its results."""
+    """Cancel a batch of messages. What was computed is among its results."""
     await _find(request, message_batch_id)
     with refused_if_full(FULL_DISK):
         cancel = runner_of(request).batches.cancel
@@ -77,7 +77,7 @@ async def cancel_message_batch(message_batch_id: str, request: Request) -> Respo
 
 @router.delete("/v1/messages/batches/{message_batch_id}")
 async def delete_message_batch(message_batch_id: str, request: Request) -> Response:
-    """Forget a batch of messages that has ended, and its results."""
+    """Delete a batch of messages that has ended, and its results."""
     batch = await _find(request, message_batch_id)
     with refused_if_full(FULL_DISK):
         await asyncio.to_thread(api.delete, folder_of(request), batch)
