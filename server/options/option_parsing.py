@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import inspect
 import json
 import re
@@ -20,6 +19,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
+from server.options.argument_errors import nearest, plain_error
 from worker.options import OptionDoc
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -190,14 +190,10 @@ def json_object(text: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
+        raise ValueError(f'{text[:60]!r} is not JSON; write an object such as {{"name": 1}}') from error
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
     return value
-
-
-_WITHOUT_VALUE = re.compile(r"argument (--?[\w-]+)\S*: expected .*")
-"""What argparse says of a flag without its value, by all its names."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -207,7 +203,7 @@ class Parser(argparse.ArgumentParser):
     """Options whose texts are read when help is asked for, and not before."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(_WITHOUT_VALUE.sub(r"\1 needs a value", message))
+        raise OptionError(plain_error(message, self.prog, self._option_string_actions))
 
     def format_help(self) -> str:
         texts = {option.field: _help(option) for option in self.options}
@@ -337,11 +333,6 @@ def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list
             raise OptionError(f"there is no option {name}{nearest(flag, offered)}")
         words.append(flag + equals + value)
     return words
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str = "--help lists them") -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else f"; {otherwise}"
 
 
 def undotted(arguments: Sequence[str], options: Sequence[Option | VllmFlag]) -> list[str]:

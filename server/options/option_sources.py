@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from server.options.option_parsing import Option, OptionError, VllmFlag, nearest, plain_type
+from server.options.argument_errors import nearest
+from server.options.option_parsing import Option, OptionError, VllmFlag, plain_type
 
 _LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
 

@@ -221,10 +221,10 @@ _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
 
 
 def _typed_names(words: Sequence[str]) -> dict[str, str]:
-    others = {name: option.flag for option in OPTIONS for name in option.flags[1:]}
+    flags = {name: option.flag for option in OPTIONS for name in option.flags}
     attached = {word: found[1] for word in words if (found := ATTACHED.fullmatch(word))}
     names = [attached.get(word, word.partition("=")[0]) for word in words]
-    return {others[name]: name for name in names if name in others}
+    return {flags[name]: name for name in names if name in flags}
 
 
 @contextmanager

@@ -49,6 +49,10 @@ BENCH_USAGE = """usage: {command} serve [options]    load on a server that runs
 _log = logging.getLogger(__name__)
 
 
+_ALONE = ("version", "--version", "-V", "help", "--help", "-h")
+"""Commands that take no words."""
+
+
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run `serve`, `bench` or `facet`, and return the exit code."""
     match [command, *arguments]:
@@ -92,6 +96,8 @@ def _command(words: Sequence[str]) -> int:
             print(USAGE, end="")
             return 0
         case [name, *_]:
+            if name in _ALONE:
+                return _fail(f"facet {name} stands alone: leave out {' '.join(words[1:])}", BAD_USAGE)
             near = difflib.get_close_matches(name, ("serve", "bench", "version", *TERMINAL), n=1)
             meant = f"did you mean {near[0]}?" if near else "facet --help lists all"
             return _fail(f"there is no command {name}; {meant}", BAD_USAGE)
@@ -107,6 +113,8 @@ def _bench(arguments: Sequence[str], command: str) -> int:
         case ["--help" | "-h"]:
             print(BENCH_USAGE.format(command=command), end="")
             return 0
+        case [name, *_]:
+            return _fail(f"{command} {name} is not there; {command} serve is", BAD_USAGE)
         case _:
             print(BENCH_USAGE.format(command=command), end="", file=sys.stderr)
             return BAD_USAGE

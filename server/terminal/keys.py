@@ -33,7 +33,9 @@ def run(arguments: Sequence[str], command: str) -> int:
     options = vars(_parser(command).parse_args(arguments))
     file, action = options.pop("file") or key_file_of_environment(), options.pop("command")
     if file is None:
-        raise OptionError("which file? give --file, or set the variable FACET_API_KEY_FILE")
+        raise OptionError(
+            "facet keys needs the file of keys: give --file, or set the variable FACET_API_KEY_FILE"
+        )
     match action:
         case "add":
             _add(Path(file), options)
@@ -86,8 +88,8 @@ def _moment(text: str) -> datetime:
         return key_file.moment_of(
             date.fromisoformat(text) if len(text) == len("2027-01-31") else datetime.fromisoformat(text)
         )
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date such as 2027-01-31") from None
 
 
 def _add(path: Path, options: dict[str, Any]) -> None:
@@ -173,7 +175,8 @@ def change(path: Path, changed: Callable[[str], str]) -> None:
             key_file.parse_keys(text, str(path))
             _replace(path, text)
     except OSError as error:
-        raise key_file.KeyFileError(f"{path}: {error.strerror or error}") from None
+        why = error.strerror or error
+        raise key_file.KeyFileError(f"the file of keys {path} cannot be changed: {why}") from None
 
 
 @contextmanager

@@ -48,7 +48,7 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         ([*RAY, "-dp", "2", "--distributed-executor-backend", "ray"], "the workers of one: leave out one"),
         ([*RAY, "-dp", "2", "--enable-expert-parallel"], "start the machines with --headless"),
         (["-dp", "2", "--data-parallel-external-lb"], "goes with --data-parallel-rank"),
-        (["-dp", "2", "--data-parallel-rank", "2"], "of --data-parallel-size 2 the last is 1"),
+        (["-dp", "2", "--data-parallel-rank", "2"], "of -dp 2 the last is 1"),
         (["-dp", "2", "--data-parallel-rank", "1", "-dph"], "use one of them"),
         (["-dp", "2", "--data-parallel-rank", "1", "--headless"], "leave out --headless"),
         (["-dp", "2", "-dph", "--enable-expert-parallel"], "lets replicas of several servers share experts"),

@@ -125,7 +125,7 @@ def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
         ("--uvicorn-log-level loud", "--uvicorn-log-level: 'loud' is not one of"),
         ("--log_level", "--log-level needs a value"),
         ("--device-memory-utilization=7", "--device-memory-utilization: must be at most 1"),
-        ("-tp2.5", "-tp: '2.5' is not a whole number"),
+        ("-tp 2.5", "-tp: '2.5' is not a whole number"),
         ("--task draft", "--task: a draft model answers no requests"),
         ("--task draft --tasks draft", "--tasks: a draft model answers no requests"),
     ],

@@ -81,7 +81,7 @@ def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:
         ("add alice", "there is a key of the name alice already"),
         ("add 1st", "name: it must be a letter"),
         ("add bob --weight 0", "weight: Expected float >= 0.001"),
-        ("add bob --tasks dance", "invalid choice: 'dance'"),
+        ("add bob --tasks dance", "--tasks: 'dance' is not one of"),
         ("add bob --expires soon", "--expires"),
         ("remove bob", "there is no key of the name bob"),
         ("", "add|list|remove"),
