@@ -21,7 +21,7 @@ DAY ?= $(shell expr $$(date +%s) / 86400)
 # Bytecode is kept whatever the environment says: every process of tests and every server would compile all files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-lowest lowest wheel-check clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
+.PHONY: serve test test-all test-lowest lowest wheel-check clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak newcomer gpu-check clean
 
 serve: $(SERVING)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -119,6 +119,10 @@ compare: $(INSTALLED)
 # Half an hour of mixed requests whose answers must be right; ARGS=--faults kills and stops processes meanwhile.
 soak: $(INSTALLED)
 	$(BIN)/python tests/bench/soak.py $(ARGS)
+
+# What a newcomer does, from a clone to the page, with the seconds of each thing; ARGS names a folder for a picture.
+newcomer:
+	tests/newcomer.sh $(ARGS)
 
 # What the CUDA card of this machine does; nothing is installed for it, so any Python with torch for CUDA will do.
 # ARGS=--quick leaves out rates and models; files go to OUT, or here.
