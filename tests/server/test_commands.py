@@ -101,7 +101,7 @@ def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
 
 
 def test_the_version_is_the_packages() -> None:
-    done = command("--version")
+    done = command("version")
     assert done.returncode == 0
     assert done.stdout == command("serve", "--version").stdout
     assert done.stdout[0].isdigit()

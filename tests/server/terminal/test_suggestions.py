@@ -32,18 +32,18 @@ def test_models_fit_the_memory_and_the_processor() -> None:
     assert names(1 * GB, "avx2")[0] == CHAT[-1].name.rpartition("/")[2]  # better the smallest than none
 
 
-def test_a_machine_is_its_available_memory_and_its_best_kernels(tmp_path: Path) -> None:
+def test_a_machine_is_its_available_memory_and_its_best_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
     (tmp_path / "proc/cpuinfo").write_text("flags : sse2\n")
     assert this_machine(tmp_path) == Machine(8_192_000_000, "")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    pretended = pytest.MonkeyPatch()
-    with pretended.context() as patch:
-        patch.setattr(suggestions.nvidia, "why_unusable", lambda *_: None)
-        patch.setattr(suggestions, "printed_by", lambda *_: "81000\n[N/A]\n")
-        assert this_machine(tmp_path) == Machine(81000 << 20, None)
+    monkeypatch.setattr(suggestions.nvidia, "why_unusable", lambda *_: None)
+    monkeypatch.setattr(suggestions, "printed_by", lambda *_: "81000\n[N/A]\n")
+    assert this_machine(tmp_path) == Machine(81000 << 20, None)
 
 
 def test_models_are_suggested_with_their_commands(
