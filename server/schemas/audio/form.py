@@ -107,7 +107,9 @@ class AudioForm(Body):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = optional("The most tokens of a piece.")
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = optional(
+        "Maximum number of tokens of a piece."
+    )
 
     def check(self) -> None:
         """Refuses fields that do not go together."""

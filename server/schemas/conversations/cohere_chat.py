@@ -29,7 +29,7 @@ _SAME = (
 
 class CohereThinking(Body):
     type: Literal["enabled", "disabled"]
-    token_budget: Annotated[int, Field(ge=1)] | None = optional("The most tokens to think.")
+    token_budget: Annotated[int, Field(ge=1)] | None = optional("Maximum number of tokens of thinking.")
 
 
 class CohereFormat(Body):
