@@ -29,7 +29,7 @@ from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.requests.beam_rounds import BeamParams, BeamRules
 from server.requests.beam_search import read_rules
-from server.requests.pooling import PooledText, items_to_send
+from server.requests.pooling import TOKENS_AT_ONCE, PooledText, items_to_send
 from server.requests.sampling_params import SamplingParams
 from server.requests.timing import sent_later
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -242,7 +242,8 @@ class EngineRequests:
             while len(answers) < len(prompts):
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(prompts):
-                    batch = prompts[sent : len(answers) + window]
+                    turn = max(1, TOKENS_AT_ONCE // len(prompts[sent][0]))
+                    batch = prompts[sent : min(len(answers) + window, sent + turn)]
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     waiting.extend(client.submit_all(batch, replica=replica, **told))
                     admission.streams.update([stream.id for stream in waiting])
