@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from chromium import Tab
 from fake_frontend import FakeFrontend
-from page_driver import IDLE, click, hear, opened, say
+from page_driver import IDLE, click, fill, hear, opened, say
 
 CACHE = Path.home() / ".cache" / "facet" / "axe"
 VERSION = "4.10.3"
@@ -43,6 +43,13 @@ def prepare(tab: Tab, model: FakeFrontend, place: str) -> None:
         )
         click(tab, "[aria-label=Regenerate]")
         tab.wait(f"{IDLE} && document.querySelectorAll('.versions:not([hidden])').length")
+        tab.bring("drop", ("a.txt", "text/plain", b"a"), ("b.pdf", "application/pdf", b"%PDF"))
+        tab.wait("document.getElementById('told').textContent.includes('PDF')")
+        click(tab, '[aria-label="Edit this answer as a new branch"]')
+        fill(tab, "search", "hi")
+        tab.run("window.fetch = async () => { throw new TypeError(); }")
+        tab.run("document.dispatchEvent(new Event('visibilitychange'))")
+        tab.wait("!document.getElementById('state').hidden")
         click(tab, "#open-settings")
         tab.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     elif place == "live":
