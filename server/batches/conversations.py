@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from server.batches.folder import KEPT_SECONDS, Folder, new_id, not_found
-from server.errors import NotFound, too_many
+from server.batches.folder import Folder, new_id, not_found
+from server.errors import too_many
 from server.schemas.conversations.response_input import kind_of
 from server.schemas.conversations.responses import MAX_ITEMS
 
@@ -66,19 +66,14 @@ class Conversations:
             self._touch(writer, owner, id)
             writer.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
-    def items(self, owner: str, id: str) -> list[msgspec.Raw]:
-        """The items of a conversation, the first one first."""
+    def items(self, owner: str, id: str, item: str | None = None) -> list[msgspec.Raw]:
+        """The items of a conversation, the first one first, or one of them alone. Raises NotFound."""
         self.find(owner, id)
-        rows = self._database.read("SELECT item FROM items WHERE conversation = ? ORDER BY number", id)
+        which = "conversation = ? AND coalesce(?, id) = id"
+        rows = self._database.read(f"SELECT item FROM items WHERE {which} ORDER BY number", id, item)
+        if item is not None and not rows:
+            raise not_found("item", item)
         return [msgspec.Raw(row["item"]) for row in rows]
-
-    def item(self, owner: str, id: str, item: str) -> bytes:
-        """One item of a conversation. Raises NotFound."""
-        self.find(owner, id)
-        rows = self._database.read("SELECT item FROM items WHERE conversation = ? AND id = ?", id, item)
-        if not rows:
-            raise _no_item(item)
-        return rows[0]["item"]
 
     def add(self, owner: str, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
         """Add items behind the last one, and return them as clients see them. It is not waited for the disk.
@@ -96,15 +91,8 @@ class Conversations:
             self._touch(writer, owner, id)
             which = "DELETE FROM items WHERE conversation = ? AND id = ?"
             if not writer.execute(which, (id, item)).rowcount:
-                raise _no_item(item)
+                raise not_found("item", item)
         return self.find(owner, id)
-
-    def clean(self, seconds: float) -> None:
-        """Delete conversations that nobody has added to for so many seconds, or 30 days if those are more."""
-        since = time.time() - max(KEPT_SECONDS, seconds)
-        if self._database.read("SELECT 1 FROM conversations WHERE used_at <= ? LIMIT 1", since):
-            with self._database.write(durable=False) as writer:
-                writer.execute("DELETE FROM conversations WHERE used_at <= ?", (since,))
 
     def _touch(self, writer: Any, owner: str, id: str) -> None:
         """Note that a conversation is in use. Raises NotFound."""
@@ -138,7 +126,3 @@ def _as_shown(given: dict[str, Any], taken: set[str]) -> dict[str, Any]:
         kind = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
         item["content"] = [{**kind, "text": text}]
     return item
-
-
-def _no_item(id: str) -> NotFound:
-    return not_found("item", id)

@@ -116,6 +116,12 @@ class Database:
                     if writer.in_transaction:
                         writer.execute("ROLLBACK")
 
+    def clean(self, table: str, which: str, *values: object) -> None:
+        """Delete rows, if there are any: to look for them costs less than a transaction."""
+        if self.read(f"SELECT 1 FROM {table} WHERE {which} LIMIT 1", *values):
+            with self.write(durable=False) as writer:
+                writer.execute(f"DELETE FROM {table} WHERE {which}", values)
+
     def used_bytes(self) -> int:
         """The bytes of the database that hold something."""
         names = ("page_count", "freelist_count", "page_size")

@@ -258,10 +258,7 @@ class Folder:
             with suppress(FileNotFoundError, IsADirectoryError):
                 if path.stem not in known and path.lstat().st_mtime < now - LEFT_OVER_SECONDS:
                     path.unlink()
-        old = "SELECT id FROM batches WHERE ended_at <= ?"
-        if self.database.read(f"{old} LIMIT 1", now - KEPT_SECONDS):
-            with self.database.write() as writer:
-                writer.execute("DELETE FROM batches WHERE ended_at <= ?", (now - KEPT_SECONDS,))
+        self.database.clean("batches", "ended_at <= ?", now - KEPT_SECONDS)
         self.database.vacuum()
 
     def check_count(self, table: str, owner: str) -> None:

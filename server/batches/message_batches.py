@@ -36,21 +36,13 @@ class _Body(msgspec.Struct):
     requests: list[_Asked]
 
 
-class Counts(msgspec.Struct, kw_only=True):
-    processing: int = 0
-    succeeded: int = 0
-    errored: int = 0
-    canceled: int = 0
-    expired: int = 0
-
-
 class MessageBatch(msgspec.Struct, kw_only=True):
     """A batch as clients see it."""
 
     id: str
     type: str = "message_batch"
     processing_status: str
-    request_counts: Counts
+    request_counts: dict[str, int]
     created_at: str
     expires_at: str
     ended_at: str | None
@@ -114,15 +106,14 @@ def _read_lines(raw: bytes | bytearray) -> list[bytes]:
 def shown(batch: StoredBatch) -> MessageBatch:
     """A batch as clients see it now."""
     record, state, cancelled = batch.record, batch.state, batch.cancelled_at
-    counts, has_ended = Counts(processing=state.total), state.status in ENDED
+    has_ended = state.status in ENDED
+    counts: dict[str, int] = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
     if has_ended:
-        left = state.left or 0
-        counts = Counts(succeeded=batch.completed)
-        if state.status == "cancelled":
-            counts.canceled = left
-        elif state.status == "expired":
-            counts.expired = left
-        counts.errored = state.total - batch.completed - counts.canceled - counts.expired
+        left = {"cancelled": "canceled", "expired": "expired"}.get(state.status, "errored")
+        counts |= {"succeeded": batch.completed, left: state.left or 0}
+        counts["errored"] = state.total - sum(counts[name] for name in ("succeeded", "canceled", "expired"))
+    else:
+        counts["processing"] = state.total
     return MessageBatch(
         id=record.id,
         processing_status="ended" if has_ended else "in_progress" if cancelled is None else "canceling",
@@ -146,7 +137,8 @@ def delete(folder: Folder, batch: StoredBatch) -> None:
     for id in (batch.state.output_file_id, batch.state.error_file_id):
         if id is not None:
             folder.delete_file(id)
-    BatchTable(folder).delete(batch.record.id)
+    with folder.database.write() as writer:
+        writer.execute("DELETE FROM batches WHERE id = ?", (batch.record.id,))
 
 
 def results(folder: Folder, batch: StoredBatch) -> Iterator[bytes]:
@@ -167,39 +159,22 @@ def _read(paths: Sequence[Path]) -> Iterator[bytes]:
     for path in paths:
         with path.open("rb") as file:
             while lines := file.readlines(_AT_A_TIME):
-                yield b"".join(_result(msgspec.json.decode(line, type=_Line)) for line in lines)
-
-
-class _Answered(msgspec.Struct):
-    status_code: int
-    body: msgspec.Raw
-
-
-class _Failed(msgspec.Struct):
-    code: str
-    message: str
-
-
-class _Line(msgspec.Struct):
-    """A line of a batch's output."""
-
-    custom_id: str
-    response: _Answered | None
-    error: _Failed | None
+                yield b"".join(_result(msgspec.json.decode(line)) for line in lines)
 
 
 _ENDINGS = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 
 
-def _result(line: _Line) -> bytes:
+def _result(line: dict[str, Any]) -> bytes:
+    """The result that a line of the output says."""
     result: dict[str, Any]
-    if (answer := line.response) is not None:
-        has_message = answer.status_code == 200
-        name, kind = ("message", "succeeded") if has_message else ("error", "errored")
-        result = {"type": kind, name: answer.body}
-    elif line.error is not None and (ending := _ENDINGS.get(line.error.code)):
-        result = {"type": ending}
-    else:
-        message = "" if line.error is None else line.error.message
-        result = {"type": "errored", "error": anthropic_error(500, message)}
-    return _encode({"custom_id": line.custom_id, "result": result}) + b"\n"
+    match line:
+        case {"response": {"status_code": 200, "body": body}}:
+            result = {"type": "succeeded", "message": body}
+        case {"response": {"body": body}}:
+            result = {"type": "errored", "error": body}
+        case {"error": {"code": code}} if code in _ENDINGS:
+            result = {"type": _ENDINGS[code]}
+        case _:
+            result = {"type": "errored", "error": anthropic_error(500, line["error"]["message"])}
+    return _encode({"custom_id": line["custom_id"], "result": result}) + b"\n"

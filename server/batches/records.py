@@ -187,11 +187,6 @@ class BatchTable:
             writer.execute("UPDATE batches SET cancelled_at = coalesce(cancelled_at, ?) WHERE id = ?", asked)
         return self.find(id, owner)
 
-    def delete(self, id: str) -> None:
-        """Forget a batch that has ended."""
-        with self._database.write() as writer:
-            writer.execute("DELETE FROM batches WHERE id = ? AND ended_at IS NOT NULL", (id,))
-
     def write(self, id: str, state: BatchState) -> None:
         """Write the state of a batch that has not ended."""
         with self._database.write() as writer:

@@ -17,7 +17,7 @@ import msgspec
 
 from server.batches.conversations import Conversations
 from server.batches.database import Database
-from server.batches.folder import Folder
+from server.batches.folder import KEPT_SECONDS, Folder
 from server.errors import BadRequest, NotFound, TooManyRequests
 from server.schemas.conversations.response_input import KEPT_NOWHERE
 
@@ -274,11 +274,9 @@ class KeptResponses:
 
     def clean(self) -> None:
         """Delete those, and conversations, that are kept no longer."""
-        self.conversations.clean(self.seconds or 0.0)
-        which = "NOT waits AND expires_at <= ?"
-        if self._database.read(f"SELECT 1 FROM responses WHERE {which} LIMIT 1", time.time()):
-            with self._database.write(durable=False) as writer:
-                writer.execute(f"DELETE FROM responses WHERE {which}", (time.time(),))
+        now, kept = time.time(), max(KEPT_SECONDS, self.seconds or 0.0)
+        self._database.clean("responses", "NOT waits AND expires_at <= ?", now)
+        self._database.clean("conversations", "used_at <= ?", now - kept)
 
     # Those that are computed later.
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import FileResponse
@@ -23,7 +24,7 @@ from server.batches.folder import (
     Upload,
     new_id,
 )
-from server.batches.records import Batch, BatchRecord, StoredBatch
+from server.batches.records import BatchRecord, StoredBatch
 from server.batches.runner import Runner
 from server.errors import BadRequest, HttpError, TooManyRequests, refused_if_full
 from server.http.endpoint import Endpoint, require_json
@@ -97,9 +98,9 @@ def _one_of_few(runner: Runner) -> Iterator[None]:
 @router.get("/v1/files")
 async def list_files(request: Request) -> Response:
     """List the files of this API key, page by page. Parameters: `limit`, `order`, `after`, `purpose`."""
-    purpose, asked = request.query_params.get("purpose"), _page(request, _LARGEST_PAGE, _LARGEST_PAGE)
+    purpose, asked = request.query_params.get("purpose"), read_page(request, _LARGEST_PAGE, _LARGEST_PAGE)
     found, more = await asyncio.to_thread(folder_of(request).list_files, owner_of(request), asked, purpose)
-    return _listed([_file(each) for each in found], more)
+    return listed([_file(each) for each in found], more)
 
 
 @router.get("/v1/files/{file_id}")
@@ -179,9 +180,9 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
 @router.get("/v1/batches")
 async def list_batches(request: Request) -> Response:
     """List the batches of this API key, the newest first. Parameters: `limit`, `after`."""
-    batches, asked = runner_of(request).batches, _page(request, 20, 100)
+    batches, asked = runner_of(request).batches, read_page(request, 20, 100)
     found, more = await asyncio.to_thread(batches.page, owner_of(request), asked, _PREFIX)
-    return _listed([each.shown() for each in found], more)
+    return listed([each.shown() for each in found], more)
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -204,13 +205,14 @@ async def _find_batch(request: Request, id: str) -> StoredBatch:
     return await asyncio.to_thread(runner_of(request).batches.find, id, owner_of(request))
 
 
-def _listed(data: Sequence[api.FileObject] | Sequence[Batch], more: bool) -> Response:
-    ids = [each.id for each in data]
+def listed(data: Sequence[Any], more: bool) -> Response:
+    """A page of a list. Its entries have ids, as objects or as fields of JSON."""
+    ids = [each["id"] if isinstance(each, dict) else each.id for each in data]
     first, last = (ids[0], ids[-1]) if ids else (None, None)
-    return json_response(api.Page(data=list(data), first_id=first, last_id=last, has_more=more))
+    return json_response(api.Page[Any](data=list(data), first_id=first, last_id=last, has_more=more))
 
 
-def _page(request: Request, usual: int, most: int) -> PageRequest:
+def read_page(request: Request, usual: int, most: int) -> PageRequest:
     """The part of a list that the query asks for."""
     asked = request.query_params
     limit, order = asked.get("limit") or str(usual), asked.get("order") or "desc"

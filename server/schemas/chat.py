@@ -35,7 +35,7 @@ class Reasoning(Body):
 class Thinking(Body):
     """Anthropic's object, which other APIs have taken over."""
 
-    other_names = {"budget": "budget_tokens"}
+    other_names = {"budget": "budget_tokens", "token_budget": "budget_tokens"}
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Budget | None = None

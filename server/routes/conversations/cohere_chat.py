@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -94,21 +95,23 @@ class CohereWriter(EventWriter[Item]):
         self._logprobs.append({"text": text, "token_ids": ids, "logprobs": values})
         return {"logprobs": self._logprobs[-1]}
 
-    def count(self, field: str) -> int:
-        """The items in a field of the message so far."""
-        return sum(field in item for item in self.items)
-
     def _begin(self) -> None:
         message: dict[str, Any] = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": []}
         self.emit("message-start", id=self._head.id, delta={"message": message})
 
     def _new_text(self, kind: Kind) -> OpenItem[Item]:
         if kind == "reasoning" and self._body.plans:
-            return _Plan(self)
-        return _Content(self, kind, "text" if kind == "text" else "thinking")
+            return _Item(self, kind, "tool_plan", str, str)
+        name = "text" if kind == "text" else "thinking"
+        return _Item(
+            self, kind, "content", lambda text: {"type": name, name: text}, lambda text: {name: text}
+        )
 
     def _new_call(self, name: str, id: str) -> OpenItem[Item]:
-        return _Call(self, name, id)
+        def whole(text: str) -> dict[str, Any]:
+            return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+        return _Item(self, "call", "tool_calls", whole, lambda text: {"function": {"arguments": text}})
 
     def _finish(self, part: Part) -> None:
         self._close()
@@ -130,71 +133,40 @@ class CohereWriter(EventWriter[Item]):
         return {"billed_units": counted, "tokens": counted, "cached_tokens": self._counts.cached}
 
 
-class _Content(OpenItem[Item]):
-    """A text or a thinking while it is written."""
+class _Item(OpenItem[Item]):
+    """An item while it is written. No event tells that a plan begins or ends."""
 
-    def __init__(self, writer: CohereWriter, kind: Kind, name: str) -> None:
+    def __init__(
+        self,
+        writer: CohereWriter,
+        kind: Kind,
+        field: str,
+        whole: Callable[[str], Any],
+        more: Callable[[str], Any],
+    ) -> None:
+        """`whole` makes of a text what the message has in its `field`, and `more` what an event adds."""
         self.kind = kind
-        self._writer, self._name, self._index = writer, name, writer.count("content")
-        self._pieces: list[str] = []
+        self._writer, self._field, self._whole, self._more = writer, field, whole, more
+        self._event = {"tool_plan": "tool-plan", "tool_calls": "tool-call"}.get(field, field)
+        is_plan = field == "tool_plan"
+        self._place = {} if is_plan else {"index": sum(field in item for item in writer.items)}
+        self._text = ""
 
     def begin(self) -> None:
-        self._tell("content-start", {"type": self._name, self._name: ""})
+        if self._place:
+            self._tell("start", self._whole(""))
 
     def push(self, text: str) -> None:
         if text:
-            self._pieces.append(text)
-            self._tell("content-delta", {self._name: text}, **self._writer.logprobs_of(text))
+            self._text += text
+            logprobs = self._writer.logprobs_of(text) if self._field == "content" else {}
+            self._tell("delta", self._more(text), **logprobs)
 
     def end(self, status: str) -> Item:
-        self._writer.emit("content-end", index=self._index)
-        return {"content": {"type": self._name, self._name: "".join(self._pieces)}}
+        if self._place:
+            self._writer.emit(f"{self._event}-end", **self._place)
+        return {self._field: self._whole(self._text)}
 
-    def _tell(self, event: str, content: dict[str, str], **more: Any) -> None:
-        self._writer.emit(event, index=self._index, delta={"message": {"content": content}}, **more)
-
-
-class _Plan(OpenItem[Item]):
-    """What the model thinks before it calls tools, while it is written."""
-
-    kind = "reasoning"
-
-    def __init__(self, writer: CohereWriter) -> None:
-        self._writer = writer
-        self._pieces: list[str] = []
-
-    def begin(self) -> None:
-        """No event tells that a plan begins."""
-
-    def push(self, text: str) -> None:
-        self._pieces.append(text)
-        self._writer.emit("tool-plan-delta", delta={"message": {"tool_plan": text}})
-
-    def end(self, status: str) -> Item:
-        return {"tool_plan": "".join(self._pieces)}
-
-
-class _Call(OpenItem[Item]):
-    """A call while it is written."""
-
-    kind = "call"
-
-    def __init__(self, writer: CohereWriter, name: str, id: str) -> None:
-        self._writer, self._index = writer, writer.count("tool_calls")
-        self._call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-        self._pieces: list[str] = []
-
-    def begin(self) -> None:
-        self._tell("tool-call-start", self._call)
-
-    def push(self, text: str) -> None:
-        self._pieces.append(text)
-        self._tell("tool-call-delta", {"function": {"arguments": text}})
-
-    def end(self, status: str) -> Item:
-        self._writer.emit("tool-call-end", index=self._index)
-        function: Any = self._call["function"]
-        return {"tool_calls": {**self._call, "function": {**function, "arguments": "".join(self._pieces)}}}
-
-    def _tell(self, event: str, call: dict[str, Any]) -> None:
-        self._writer.emit(event, index=self._index, delta={"message": {"tool_calls": call}})
+    def _tell(self, step: str, value: Any, **more: Any) -> None:
+        delta = {"message": {self._field: value}}
+        self._writer.emit(f"{self._event}-{step}", **self._place, delta=delta, **more)

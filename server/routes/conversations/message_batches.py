@@ -8,19 +8,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import StreamingResponse
 
 from server.batches import message_batches as api
-from server.batches.bodies import Page
 from server.batches.database import Damaged
-from server.batches.folder import FULL_DISK, PageRequest, not_found
+from server.batches.folder import FULL_DISK, not_found
 from server.batches.records import StoredBatch
-from server.errors import BadRequest, HttpError, refused_if_full
+from server.errors import HttpError, refused_if_full
 from server.http.connection.body_limits import MOST_MESSAGES, read_body
 from server.http.endpoint import Endpoint, require_json
 from server.http.sse import json_response
-from server.routes.batches import folder_of, owner_of, runner_of
+from server.routes.batches import folder_of, listed, owner_of, read_page, runner_of
 
 router = APIRouter(route_class=Endpoint, tags=["Files and batches"])
-
-_LARGEST_PAGE = 1000
 
 
 @router.post("/v1/messages/batches", dependencies=[Depends(require_json)])
@@ -36,15 +33,11 @@ async def create_message_batch(request: Request) -> Response:
 @router.get("/v1/messages/batches")
 async def list_message_batches(request: Request) -> Response:
     """List the batches of messages, the newest first. Parameters: `limit`, `after_id`, `before_id`."""
-    asked, batches = request.query_params, runner_of(request).batches
-    limit, before = asked.get("limit") or "20", asked.get("before_id")
-    if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise BadRequest(f"limit: {limit[:20]!r} is not a number from 1 to {_LARGEST_PAGE}.", "limit")
-    page = PageRequest(before or asked.get("after_id") or None, int(limit), newest_first=not before)
+    batches, asked = runner_of(request).batches, request.query_params
+    before, after = asked.get("before_id"), asked.get("after_id")
+    page = read_page(request, 20, 1000)._replace(after=before or after or None, newest_first=not before)
     found, more = await asyncio.to_thread(batches.page, owner_of(request), page, api.PREFIX)
-    data = [api.shown(each) for each in (reversed(found) if before else found)]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(Page(data=data, first_id=first, last_id=last, has_more=more))
+    return listed([api.shown(each) for each in (reversed(found) if before else found)], more)
 
 
 @router.get("/v1/messages/batches/{message_batch_id}")

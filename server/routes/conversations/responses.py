@@ -31,8 +31,8 @@ from server.routes.conversations.kept_responses import (
     NOT_ADDED,
     NOT_KEPT,
     add_to_conversation,
-    check_conversation_room,
-    find_keeping,
+    keep_response,
+    kept_of,
     queue_response,
     stream_response,
 )
@@ -47,23 +47,23 @@ router = APIRouter(route_class=Endpoint, tags=["Chat"])
 @router.post("/v1/responses")
 async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
-    keeping, conversation = find_keeping(request, body), body.conversation_id
-    if conversation:
-        check_conversation_room(request)
+    kept, conversation = kept_of(request), body.conversation_id
+    stores = kept.seconds is not None and body.store is not False
+    if conversation and not kept.has_room():
+        raise kept.folder.full()
     if body.background:
-        later = await begin_later(request, body, stored=keeping is not None)
+        later = await begin_later(request, body, stored=stores)
         return await stream_response(request, later.id) if body.stream else json_response(later)
     answer = await ask(request, body, body.chat.terms, "resp_", partial(read_response, body))
-    warnings = [NOT_KEPT] if keeping is not None and not keeping.has_room() else []
-    writer = ResponseWriter(answer.head, body, stored=keeping is not None and not warnings)
+    warnings = [NOT_KEPT] if stores and not kept.has_room() else []
+    stores = stores and not warnings
+    writer = ResponseWriter(answer.head, body, stored=stores)
 
     async def keep() -> None:
         if conversation and not await add_to_conversation(request, conversation, encode(writer.answer)):
             warnings.append(NOT_ADDED)
             writer.change(conversation=None)
-        if keeping is None or NOT_KEPT in warnings:
-            return
-        if not await asyncio.to_thread(keeping.keep, answer.head.id, encode(writer.answer)):
+        if stores and not await keep_response(request, answer.head.id, encode(writer.answer)):
             warnings.append(NOT_KEPT)
             writer.change(store=False)
 

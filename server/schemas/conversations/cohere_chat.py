@@ -12,7 +12,7 @@ from pydantic import Field
 
 from server.model_facts import LIMITS
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Text, optional
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import ChatRequest, Thinking
 from server.schemas.conversations.transcript import chat_request
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.repaired_history import as_text, listed
@@ -22,14 +22,9 @@ Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 
 _SAME = (
     *("model", "tools", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "logprobs"),
-    *("priority", "chat_template_kwargs", "cache_salt"),
+    *("thinking", "priority", "chat_template_kwargs", "cache_salt"),
 )
 """Fields that chat completions has under the same name."""
-
-
-class CohereThinking(Body):
-    type: Literal["enabled", "disabled"]
-    token_budget: Annotated[int, Field(ge=1)] | None = optional("Maximum number of tokens of thinking.")
 
 
 class CohereFormat(Body):
@@ -70,7 +65,7 @@ class CohereChatRequest(Body):
         "Passed to the chat template: texts, or the `data` and `id` of objects."
     )
     response_format: CohereFormat | None = None
-    thinking: CohereThinking | None = None
+    thinking: Thinking | None = optional("`type`, enabled or disabled, and `token_budget`.")
     max_tokens: int | None = optional("null fills the context.")
     stop_sequences: Strings = NO_ENTRIES
     stream: Flag | None = False
@@ -99,13 +94,10 @@ class CohereChatRequest(Body):
         asked |= {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
         asked |= {"top_p": self.p, "top_k": self.k}
         asked["tool_choice"] = self.tool_choice and self.tool_choice.lower()
-        if self.tools and self.strict_tools:
-            asked["tools"] = list(map(_strict, self.tools))
+        if self.strict_tools:
+            asked["tools"] = [_strict(tool) for tool in self.tools or ()] or None
         if self.documents:
             asked["documents"] = list(map(_document, self.documents))
-        if self.thinking is not None:
-            asked["enable_thinking"] = self.thinking.type == "enabled"
-            asked["thinking_token_budget"] = self.thinking.token_budget
         if (form := self.response_format) is not None:
             schema = {"name": "answer", "strict": True, "schema": form.json_schema}
             has_schema = form.json_schema is not None and form.type == "json_object"
