@@ -120,8 +120,10 @@ class Engine:
 
         Raises an error that says why they do not fit.
         """
-        if self._load is None or self.asleep or not self.intake.may_reload:
-            raise ValueError("weights cannot be replaced while the model sleeps, or adapters are loaded")
+        if self._load is None or self.asleep or self.intake.answers_queries:
+            raise ValueError(
+                "weights cannot be replaced while the model sleeps, or if it reads documents only"
+            )
         load = self._load.at(folder, self.ready.worker)
         while self._in_flight.steps:  # one may wait for bounds, and hold the call up
             self._collect(self._finish())

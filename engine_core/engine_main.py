@@ -133,7 +133,7 @@ class EngineLoop:
         self._write({})  # the first statistics say how fast it is
         while self._drain_until is None or not self._engine.leave(self._drain_until + _LAST_SECONDS):
             self._read()
-            if self._handler.updates:
+            if self._handler.updates and self._engine.intake.may_reload:
                 self._handler.update()
                 self._look_again()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
@@ -157,6 +157,7 @@ class EngineLoop:
         if not self._engine.asleep:
             gc.freeze()
         self._poller = self._make_poller()
+        self._engine.register(self._poller)  # before a step begins, or nothing would tell that it is done
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""

@@ -359,8 +359,8 @@ class EngineClient:
             self._dispatcher.notify(replica.number, protocol.Drain(seconds=0))
             self._lose(replica.number, refusal, for_good=True)
             return
-        self.adapters.welcome(replica)
         self.orders.welcome(replica.number, ready.weights)
+        self.adapters.welcome(replica)
         self._refresh()
         if (size := len(self._table.layout.numbers)) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)

@@ -50,8 +50,13 @@ class Intake:
 
     @property
     def may_reload(self) -> bool:
-        """Whether nothing here depends on weights, but for adapters, which are loaded again on use."""
-        return self._queries is None and not (self.adapters is not None and self.adapters.is_busy)
+        """Whether workers may be replaced now: not while one loads an adapter."""
+        return self.adapters is None or self.adapters.loading is None
+
+    @property
+    def answers_queries(self) -> bool:
+        """Whether queries are answered here, by the checkpoint of the start."""
+        return self._queries is not None
 
     def stop(self) -> None:
         if self._compile_queue is not None:

@@ -50,3 +50,13 @@ def test_steps_have_their_turn_while_a_crowd_of_messages_waits(
         loop._read()
         seen.add(len(loop._engine._scheduler.live))
     assert seen - {0} == {1, 2, 3}, "one message at a time"
+
+
+def test_what_runs_steps_can_wake_the_loop_before_the_first_step(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor that is made while requests are here begins a step before the loop polls again."""
+    registered: list[zmq.Poller] = []
+    monkeypatch.setattr(loop._engine, "register", registered.append)
+    loop._look_again()
+    assert registered == [loop._poller]

@@ -70,7 +70,7 @@ class AdapterTable:
         """The numbers that no adapter has, the lowest first."""
         self._wanted: dict[KnownAdapter, None] = {}
         """The adapters that are to be loaded, in the order in which they were asked for."""
-        self._loading: AdapterLoad | None = None
+        self.loading: AdapterLoad | None = None
         self._drops: deque[tuple[CallFuture, int]] = deque()
         """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
         is read beside steps, and might be read before."""
@@ -202,8 +202,8 @@ class AdapterTable:
     @property
     def has_news(self) -> bool:
         """Whether `advance` would find something, or something is to be told."""
-        if self._loading is not None:
-            found = self._loading.call.done()
+        if self.loading is not None:
+            found = self.loading.call.done()
         elif self._wanted and not self._asleep and not self._free:
             due = self.next_look
             found = self._drops[0][0].done() if self._drops else due is not None and due <= time.monotonic()
@@ -214,7 +214,7 @@ class AdapterTable:
     @property
     def next_look(self) -> float | None:
         """The time at which a wanted adapter gets a place though nothing has happened."""
-        if not self._wanted or self._free or self._loading or self._drops or self._asleep:
+        if not self._wanted or self._free or self.loading or self._drops or self._asleep:
             return None
         return None if (victim := idlest(self._known.values())) is None else self._due(victim)
 
@@ -222,7 +222,7 @@ class AdapterTable:
     def is_busy(self) -> bool:
         """Whether a request waits here, or an adapter is being loaded or is to be."""
         wanted = self._wanted and not self._asleep
-        return bool(self._loading or self._states or self._failed or self._queued or wanted)
+        return bool(self.loading or self._states or self._failed or self._queued or wanted)
 
     @property
     def waiting(self) -> int:
@@ -260,12 +260,12 @@ class AdapterTable:
             for each in call.result():
                 if each.error:
                     _log.error("an adapter could not be dropped: %s", each.error)
-        while self._loading is not None:
-            if not self._loading.call.done():
+        while self.loading is not None:
+            if not self.loading.call.done():
                 return
-            load, self._loading = self._loading, None
+            load, self.loading = self.loading, None
             self._land(load)
-        while self._wanted and self._loading is None and not self._asleep:
+        while self._wanted and self.loading is None and not self._asleep:
             if self._free:
                 self._begin_load(self._first_wanted(), heappop(self._free))
             elif self._drops:
@@ -285,8 +285,8 @@ class AdapterTable:
 
     def wait(self) -> None:
         """Wait until workers have done what they were last told to do for an adapter."""
-        if self._loading is not None:
-            self._loading.call.result()
+        if self.loading is not None:
+            self.loading.call.result()
         elif self._wanted and self._drops:
             self._drops[0][0].result()
 
@@ -323,7 +323,7 @@ class AdapterTable:
             self._evict(known)
             return self._fail(known, changed)
         call = self._call(READ_ADAPTER, [known.number, known.adapter.folder])
-        self._loading = AdapterLoad(known, call, time.monotonic())
+        self.loading = AdapterLoad(known, call, time.monotonic())
 
     def _land(self, load: AdapterLoad) -> None:
         """Take note of an adapter that is read or loaded, or cannot be."""
@@ -334,7 +334,7 @@ class AdapterTable:
                 facts = [msgspec.convert(each, AdapterFacts, from_attributes=True) for each in returned]
                 load.facts = replace(facts[-1], bytes=sum(each.bytes for each in facts))
                 load.call = self._call(ENTER_ADAPTER, [known.number])
-                self._loading = load
+                self.loading = load
                 return
         except (CallFailed, msgspec.ValidationError) as error:
             self._evict(known)
@@ -375,7 +375,7 @@ class AdapterTable:
 
     def _forget_unused(self, known: KnownAdapter) -> None:
         """Let an adapter go that nobody can ask for any more, once nothing uses it."""
-        is_loading = self._loading is not None and self._loading.known is known
+        is_loading = self.loading is not None and self.loading.known is known
         if known.users or known.waiting or is_loading:
             return
         if not known.untold and known.number == 0 and known.told is not None:
