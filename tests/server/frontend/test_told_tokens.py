@@ -26,7 +26,7 @@ async def test_answers_keep_the_order_of_prompts_and_failures_stand_among_them(
     asked = frontend.engine_requests.tell([([1], ROW), ([2], ROW), ([3], ROW)], admission, group=7)
     task = asyncio.create_task(asked)
     await sent(client, 3)
-    assert {one.options["group"] for one in client.submitted} == {7} and len(admission.streams) == 3
+    assert {one.options.get("group") for one in client.submitted} == {7} and len(admission.streams) == 3
     first, second, third = client.submitted
     third.say([5], finish="length")
     second.fail(500, "it broke")
