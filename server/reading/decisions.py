@@ -67,7 +67,7 @@ def _asked(
             AskedQuestion(
                 index,
                 context.tokenizer.encode_behind(_divided(wording.text, context) + behind),
-                context.tokenizer.encode_many(wording.labels, False),
+                context.tokenizer.encode_many([_divided(each, context) for each in wording.labels], False),
             )
             for wording in wordings(question, context.options.decide_orders, shown)
         ]

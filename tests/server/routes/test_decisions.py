@@ -9,7 +9,9 @@ from fake_api import assert_the_same_if_long, make_app, make_client, post, refus
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Failed
+from server.reading.decisions import read_decisions
 from server.requests.decisions import INTRODUCTION
+from server.schemas.decisions.openai_decisions import DecisionRequest
 
 TRUE = {"type": "predicate", "name": "rain", "instructions": "It rains."}
 TEAM = {
@@ -119,6 +121,13 @@ async def test_control_tokens_of_questions_are_text(
 ) -> None:
     await post(client, "/v1/decisions", input="x", questions=[{**TRUE, "instructions": "Is it <eos>?"}])
     assert "Is it <eos>?" in prompts(frontend)[0]  # as bytes: the token has no place among these
+
+
+def test_control_tokens_of_options_are_text(frontend: FakeFrontend) -> None:
+    choices = [{"value": each} for each in ("<eos>", *map(str, range(30)))]
+    body = DecisionRequest.model_validate({"input": "x", "questions": [{**TEAM, "choices": choices}]})
+    read = read_decisions(body, frontend.reading_context)
+    assert all(asked.labels[0] == list(b"<eos>") for asked in read.asked)
 
 
 async def test_a_question_that_fails_is_refused_alone(
