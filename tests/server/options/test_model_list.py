@@ -78,7 +78,12 @@ def test_a_model_that_has_not_changed_keeps_its_id(tmp_path: Path) -> None:
 def test_the_memory_is_a_size_or_a_share() -> None:
     for text, asked in (("2.5G", 5 << 29), ("50%", 0.5), ("1", 1)):
         assert models("demo", "org/b", "--memory", text)[0].config.memory == asked
-    for text, words in (("0", "no share"), ("0%", "no share"), ("2.5.1", "no share"), ("lots", "or 50%")):
+    for text, words in (
+        ("0", "not a share"),
+        ("0%", "not a share"),
+        ("2.5.1", "not a share"),
+        ("lots", "or 50%"),
+    ):
         with pytest.raises(OptionError, match=words):
             models("demo", "org/b", "--memory", text)
 
