@@ -139,6 +139,21 @@ def test_tokens_have_colours_and_alternatives(tab: Tab, model: FakeFrontend) -> 
         tab.wait("document.activeElement.textContent === 'e'")
 
 
+def test_an_answer_goes_on_with_colours_and_without(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        fill(tab, "option-max_tokens", "4")
+        said = "hi|"
+        say(tab, "hi")
+        for more in ("Hell", "Hell", "Hell"):
+            said += more
+            hear(tab, said)
+            click(tab, "#colours")
+            click(tab, ".assistant .chip")
+        hear(tab, said + "Hell")
+        assert tab.run("document.querySelectorAll('.token').length") == 8
+
+
 def test_presets_are_system_prompts_and_own_ones_are_kept(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
         click(tab, "#open-settings")

@@ -45,13 +45,23 @@ def test_a_server_that_is_gone_and_back_is_told(tab: Tab, model: FakeFrontend) -
         tab.complaints.clear()  # the browser notes the status 503
 
 
+@pytest.mark.parametrize(("status", "gone"), [(0, True), (502, True), (404, False)])
 def test_a_server_that_has_gone_unnoticed_is_told_of_when_somebody_looks(
-    tab: Tab, model: FakeFrontend
+    tab: Tab, model: FakeFrontend, status: int, gone: bool
 ) -> None:
+    """A proxy may answer in its place, or hide the path by which the page looks."""
     with opened(tab, model):
         tab.run(GONE)
+        if status:
+            answer = f'(window.seen = true, new Response("<html>", {{status: {status}}}))'
+            tab.run(f"window.fetch = async () => {answer}; 0")
         tab.run("document.dispatchEvent(new Event('visibilitychange'))")
-        tab.wait(f"{STATE}.includes('does not answer')")
+        if gone:
+            tab.wait(f"{STATE}.includes('does not answer')")
+        else:
+            tab.wait("window.seen")
+            tab.run("new Promise(done => setTimeout(done, 100))")
+            assert tab.run(STATE) == ""
 
 
 def test_an_answer_that_broke_off_is_continued(tab: Tab, model: FakeFrontend) -> None:

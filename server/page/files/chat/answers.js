@@ -66,8 +66,10 @@ function write(message, { delta, logprobs, finish_reason }) {
     known.arguments += call.function?.arguments ?? "";
   }
   if (delta.content) {
+    const before = message.content ? [message.content] : [];
     message.content += delta.content;
-    if (logprobs?.content) (message.tokens ??= []).push(...spelled(delta.content, logprobs.content));
+    if (logprobs?.content) (message.tokens ??= before).push(...spelled(delta.content, logprobs.content));
+    else message.tokens?.push(delta.content);
   }
   if (finish_reason === "length") message.cut = true;
 }

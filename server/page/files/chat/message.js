@@ -88,12 +88,15 @@ class View {
   drawAnswer(writes) {
     const { message, text } = this;
     if (message.reasoning) this.drawReasoning(writes);
+    if (message.tokens && !text.classList.contains("tokens")) text.replaceChildren();  // an answer that goes on in colours
     text.classList.toggle("tokens", Boolean(message.tokens));
     text.classList.toggle("busy", Boolean(writes));
     if (message.tokens) drawTokens(text, message.tokens);
     else if (this.drawn !== message.content || this.by !== render) render(text, message.content);
     [this.drawn, this.by] = [message.content, render];
     for (const [i, call] of (message.calls ?? []).entries()) this.drawCall(call, i, writes);
+    this.notes?.forEach((one) => one.remove());
+    this.notes = [];
     if (!writes) this.drawEnd();
   }
 
@@ -115,8 +118,6 @@ class View {
 
   drawEnd() {
     const { message, acting } = this;
-    this.notes?.forEach((one) => one.remove());
-    this.notes = [];
     const why = message.error ?? WORDS[["repeats", "cut", "edited", "unfinished"].find((name) => message[name])];
     if (why) this.notes.push(element("div", { class: "row" }, element("p", message.error ? { class: "error", role: "alert", text: why } : { class: "help", text: why }), ...this.ways()));
     if (message.calls?.length && !message.children.length) this.notes.push(this.results());
