@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from engine_core.scheduling.planned_step import PlannedStep
-from worker.host.threads import CoreWaits, stack_of
+from worker.host.core_waits import CoreWaits, stack_of
 
 TIMES = 5
 """How many times as long as expected a part may take."""

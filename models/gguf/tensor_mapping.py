@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from models.gguf.file import GgufFile, GgufTensor, Value
-from models.gguf.names import ARCHITECTURES, Architecture
+from models.gguf.tensor_names import ARCHITECTURES, Architecture
 from models.plain_files import FileError, shown
 from models.quantization.methods.gguf import CODINGS, PLAIN
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Scope
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
 from server.access.request_state import state_of
-from server.batches.lines import pause_of
+from server.batches.line_format import pause_of
 
 PRIORITY = b"1000000000"
 """Above 0, it makes the request background work; under the policy by priority it is the last of all."""

@@ -10,10 +10,10 @@ from contextlib import aclosing
 import msgspec
 
 from server.batches.app_call import OwnerCalls
-from server.batches.batch_lines import BatchLines, Result, read_input
 from server.batches.database import Damaged
 from server.batches.folder import Folder, new_id
-from server.batches.lines import BatchLine, LineFault, answered, body_of, read_line, unanswered
+from server.batches.line_format import BatchLine, LineFault, answered, body_of, read_line, unanswered
+from server.batches.line_store import BatchLines, Result, read_input
 from server.batches.records import MESSAGES, BatchError, BatchTable, Status, StoredBatch
 
 MOST_LINES = 50_000

@@ -18,7 +18,8 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import SourceFacts
 from server.requests.repetition import LoopFinder
 from server.requests.sampling_params import SamplingParams
-from server.text.detokenizer import MarkedText, StopStrings
+from server.text.detokenizer import MarkedText
+from server.text.stop_strings import StopStrings
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Sampling, TokenLogprobs
 

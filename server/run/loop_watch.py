@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from worker.host.core_waits import CoreWaits, stack_of
 from worker.host.progress_page import WORKING, ProgressWriter
-from worker.host.threads import CoreWaits, stack_of
 
 IDLE_SECONDS, BUSY_SECONDS = 1.0, 0.25
 """Seconds between two turns without requests, and with some."""

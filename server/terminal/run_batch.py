@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from server.batches.lines import (
+from server.batches.line_format import (
     LONGEST_PAUSE,
     BatchLine,
     LineFault,

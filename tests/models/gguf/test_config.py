@@ -9,7 +9,7 @@ from gguf_writer import Blob, Typed, write_gguf
 
 from models.gguf.config import FAMILIES, raw_config
 from models.gguf.file import read_gguf
-from models.gguf.names import ARCHITECTURES
+from models.gguf.tensor_names import ARCHITECTURES
 from models.plain_files import FileError
 
 SHAPE: Fields = {

@@ -15,8 +15,8 @@ from holdups import holdups
 
 from server.run import loop_watch
 from server.run.loop_watch import LoopWatch
+from worker.host.core_waits import stack_of
 from worker.host.progress_page import WORKING, ProgressPage, ProgressWriter
-from worker.host.threads import stack_of
 
 pytestmark = pytest.mark.slow(2)
 

@@ -11,7 +11,7 @@ import pytest
 from fake_frontend import FakeFrontend, vectors
 from scripted_server import Reply, Request, says, scripted, whole
 
-from server.batches.lines import answered, body_of
+from server.batches.line_format import answered, body_of
 from server.options.option_parsing import OptionError
 from server.run.commands import BAD_USAGE, FAILED, INTERRUPTED, run
 from server.terminal import run_batch as command

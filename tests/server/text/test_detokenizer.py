@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from untimed import untimed
 
-from server.text.detokenizer import BROKEN, StopStrings
+from server.text.detokenizer import BROKEN
+from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 
 EXACT = ["byte_level", "metaspace", "wordpiece", "word_ends"]

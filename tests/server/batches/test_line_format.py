@@ -4,7 +4,7 @@ from codecs import BOM_UTF8
 
 import pytest
 
-from server.batches.lines import LineFault, read_line
+from server.batches.line_format import LineFault, read_line
 
 LINE = b'{"custom_id": "a", "url": "/v1/completions", "body": {"model": "m"}}'
 

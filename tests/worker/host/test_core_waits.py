@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from worker.host.threads import CoreWaits, stack_of
+from worker.host.core_waits import CoreWaits, stack_of
 
 
 def test_a_thread_that_shares_a_core_waits_for_it() -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from server.batches.database import Database
 from server.batches.folder import FileRecord, Folder, NewFile, add_file, damaged_content, read_row
-from server.batches.lines import BatchLine, read_line
+from server.batches.line_format import BatchLine, read_line
 from server.batches.records import BatchRecord, BatchState, set_state
 
 _SLICE, _SLICE_BYTES, _REST = 64, 1 << 20, 0.001
