@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Protocol, Unpack
 
 from engine_core.client.client import EngineClient
@@ -221,14 +221,15 @@ class EngineRequests:
 
     async def tell(
         self,
-        prompts: Sequence[tuple[list[int], Sampling]],
+        prompts: Iterator[tuple[list[int], Sampling]],
+        lengths: Sequence[int],
         admission: Admission,
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Tokens | Failed]:
         """Returns what an engine says of the token behind each prompt, in order. The parameters of each ask
-        for one token.
+        for one token. Prompts, whose `lengths` are known, are made when they are sent.
 
         `admission` has `places_for` the prompts: so many are in the engine at once. `options` are of all.
         """
@@ -237,13 +238,13 @@ class EngineRequests:
         admission.check()
         answers: list[Tokens | Failed] = []
         waiting: deque[Stream[Tokens]] = deque()
-        window, began = self.places_for(len(prompts), admission.caller), time.monotonic()
+        window, began = self.places_for(len(lengths), admission.caller), time.monotonic()
         try:
-            while len(answers) < len(prompts):
+            while len(answers) < len(lengths):
                 sent = len(answers) + len(waiting)
-                if len(waiting) <= window // 2 and sent < len(prompts):
-                    turn = max(1, TOKENS_AT_ONCE // len(prompts[sent][0]))
-                    batch = prompts[sent : min(len(answers) + window, sent + turn)]
+                if len(waiting) <= window // 2 and sent < len(lengths):
+                    turn = max(1, TOKENS_AT_ONCE // lengths[sent])
+                    batch = list(islice(prompts, min(window - len(waiting), turn)))
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     waiting.extend(client.submit_all(batch, replica=replica, **told))
                     admission.streams.update([stream.id for stream in waiting])
@@ -257,8 +258,7 @@ class EngineRequests:
                     frontend.metrics.finished("error")
                 else:
                     took = time.monotonic() - began
-                    length = len(prompts[len(answers)][0])
-                    frontend.metrics.pooled(length, answer.cached, took, answer.timing)
+                    frontend.metrics.pooled(lengths[len(answers)], answer.cached, took, answer.timing)
                     admission.begun = True
                 answers.append(answer)
         finally:

@@ -14,7 +14,15 @@ from server.media.prompt import Written
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import NONE
 from server.reading.prompts import PROMPT_END, Prompt, ReadingContext, encode_conversation, write_chat
-from server.requests.decisions import INTRODUCTION, MOST_BRANCHES, Labels, Question, forms, wordings
+from server.requests.decisions import (
+    INTRODUCTION,
+    MOST_BRANCHES,
+    MOST_BRANCHES_TOGETHER,
+    Labels,
+    Question,
+    forms,
+    wordings,
+)
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.transcript import chat_request
 from server.schemas.decisions.question_forms import DecidingBody
@@ -138,17 +146,23 @@ def _refusals(
             field,
         )
     found: dict[int, str] = {}
+    together = 0
     for one in asked:
-        branches = Labels(one.labels, ends).branches
         excess = state.length + _most_tokens(one) + 1 - most
         if excess > 0:
             found[one.question] = (
                 f"it has {excess} tokens more than fit behind the {state.length} of `{field}`"
             )
-        elif len(branches) > MOST_BRANCHES:
+            continue
+        count = len(Labels(one.labels, ends).branches)
+        if count > MOST_BRANCHES:
             found[one.question] = (
-                f"its options are told apart at {len(branches)} places, of {MOST_BRANCHES} at most: "
-                "give shorter ones, or fewer"
+                f"its options are told apart at more than {MOST_BRANCHES} places: give shorter ones, or fewer"
+            )
+        elif (together := together + count) > MOST_BRANCHES_TOGETHER:
+            found[one.question] = (
+                "its options and those of the questions before it are told apart at more than "
+                f"{MOST_BRANCHES_TOGETHER} places: ask it in another request"
             )
     if len(found) == len(questions):
         index, reason = next(iter(found.items()))

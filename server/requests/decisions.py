@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -27,6 +28,8 @@ MOST_QUESTIONS = 400
 MOST_OPTIONS = 255
 MOST_BRANCHES = 1024
 """The most beginnings of labels behind which a model is asked for one question."""
+MOST_BRANCHES_TOGETHER = 16_384
+"""The most of all questions of a request."""
 ORDERS = 2
 """The orders in which the options of a choice are shown, unless the operator says 1."""
 
@@ -133,11 +136,16 @@ class Labels:
     def __init__(self, labels: Sequence[Sequence[int]], ends: Sequence[int]) -> None:
         """`ends` are the tokens that end an answer."""
         self._labels, self._ends = [tuple(label) for label in labels], tuple(ends)
-        self.branches = list(self._find())
+        self.branches = list(islice(self._find(), MOST_BRANCHES + 1))
+        """One more than may be, if there are too many."""
 
     def _find(self) -> Iterator[Branch]:
         """Yields each beginning that several labels have, of which some differ, the shortest first."""
-        groups, all_of_them = {(): sorted(set(self._labels))}, len(set(self._labels))
+        distinct = sorted(set(self._labels))
+        # What all have in common tells none of them apart, and may be long.
+        pairs = enumerate(zip(distinct[0], distinct[-1], strict=False))
+        shared = next((at for at, (one, other) in pairs if one != other), len(distinct[0]))
+        groups, all_of_them = {distinct[0][:shared]: distinct}, len(distinct)
         while groups:
             deeper: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for begun, labels in groups.items():
@@ -164,8 +172,8 @@ class Labels:
 
     def _likelihood(self, label: tuple[int, ...], after: dict[tuple[int, ...], dict[int, float]]) -> float:
         total = 0.0
-        for depth in range(len(label) + 1):
-            if (found := after.get(label[:depth])) is None:
+        for depth in sorted({len(begun) for begun in after}):
+            if depth > len(label) or (found := after.get(label[:depth])) is None:
                 continue
             if depth < len(label):
                 total += found[label[depth]]

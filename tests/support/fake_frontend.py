@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -321,14 +321,16 @@ class FakeFrontend:
 
     async def tell(
         self,
-        prompts: Sequence[tuple[list[int], Sampling]],
+        prompts: Iterable[tuple[list[int], Sampling]],
+        lengths: Sequence[int],
         admission: Admission,
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Tokens | Failed]:
         """Tells of each prompt what `told_of` says."""
-        first = sum(len(sent) for sent, _ in self.told)
+        prompts, first = list(prompts), sum(len(sent) for sent, _ in self.told)
+        assert [len(tokens) for tokens, _ in prompts] == [*lengths]
         self.told.append(([tokens for tokens, _ in prompts], {**options, "replica": replica}))
         more = {"cached": self.cached, "timing": self.timing, "finish": "length"}
         return [

@@ -49,8 +49,18 @@ class _Row:
     """A prompt behind which an engine tells the log-probabilities of some tokens."""
 
     def __init__(self, asked: AskedQuestion, branch: Branch) -> None:
-        self.question, self.tail, self.branch = asked.question, [*asked.tokens, *branch.begun], branch
+        self.question, self.branch = asked.question, branch
+        self._tokens = asked.tokens
         self.told: Sequence[float] = ()
+
+    @property
+    def tail(self) -> list[int]:
+        """The tokens behind the state: of a request with many questions, only some are there at a time."""
+        return [*self._tokens, *self.branch.begun]
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens) + len(self.branch.begun)
 
 
 class _Run:
@@ -68,7 +78,7 @@ class _Run:
         self._state_ids, self._refusals = unpack(read.state.ids), {**read.refusals}
         rows = list(chain(*self._rows))
         # The state counts once, however many questions read it.
-        self._tokens = len(self._state_ids) + sum(len(row.tail) for row in rows)
+        self._tokens = len(self._state_ids) + sum(row.length for row in rows)
         places = frontend.engine_requests.places_for(len(rows), self._state.caller)
         self._admission = self._state.admit(frontend.admissions, places)
         self._options: AddOptions = {"group": frontend.new_group(), "most_guesses": 0}
@@ -125,9 +135,10 @@ class _Run:
         }
         if media:
             options["media"] = as_media(media, self._state.media_items)
-        prompts = [([*self._state_ids, *row.tail], row.branch.sampling) for row in wave]
+        prompts = (([*self._state_ids, *row.tail], row.branch.sampling) for row in wave)
+        lengths = [len(self._state_ids) + row.length for row in wave]
         answers = await self._frontend.engine_requests.tell(
-            prompts, self._admission, replica=self._terms.replica, **options
+            prompts, lengths, self._admission, replica=self._terms.replica, **options
         )
         told = [answer for answer in answers if isinstance(answer, Tokens)]
         if told and not times.cached_tokens:

@@ -12,6 +12,7 @@ from server.frontend.frontend import Frontend
 from worker.protocol import Sampling
 
 ROW = Sampling(1, temperature=0.0, logprobs=0, told=(1, 2))
+ROWS = [([1], ROW), ([2], ROW), ([3], ROW)]
 
 
 async def sent(client: FakeClient, count: int) -> None:
@@ -23,7 +24,7 @@ async def test_answers_keep_the_order_of_prompts_and_failures_stand_among_them(
     frontend: Frontend, client: FakeClient
 ) -> None:
     admission = frontend.admissions.admit(ANYONE, 3)
-    asked = frontend.engine_requests.tell([([1], ROW), ([2], ROW), ([3], ROW)], admission, group=7)
+    asked = frontend.engine_requests.tell(iter(ROWS), [1, 1, 1], admission, group=7)
     task = asyncio.create_task(asked)
     await sent(client, 3)
     assert {one.options.get("group") for one in client.submitted} == {7} and len(admission.streams) == 3
@@ -45,13 +46,13 @@ async def test_an_aborted_prompt_has_failed_and_a_cancelled_request_leaves_nothi
     frontend: Frontend, client: FakeClient
 ) -> None:
     admission = frontend.admissions.admit(ANYONE, 2)
-    task = asyncio.create_task(frontend.engine_requests.tell([([1], ROW), ([2], ROW)], admission))
+    task = asyncio.create_task(frontend.engine_requests.tell(iter(ROWS), [1, 1], admission))
     await sent(client, 2)
     client.submitted[0].say([], finish="abort")
     client.submitted[1].say([5], finish="length")
     ended, _ = await task
     assert isinstance(ended, Failed) and ended.code == 503
-    task = asyncio.create_task(frontend.engine_requests.tell([([1], ROW), ([2], ROW)], admission))
+    task = asyncio.create_task(frontend.engine_requests.tell(iter(ROWS), [1, 1], admission))
     await sent(client, 4)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -65,7 +66,9 @@ async def test_long_prompts_are_sent_some_at_a_time(
     frontend = await ready()
     admission = frontend.admissions.admit(ANYONE, 3)
     long = [0] * (1 << 17)
-    task = asyncio.create_task(frontend.engine_requests.tell([(long, ROW)] * 2, admission))
+    task = asyncio.create_task(
+        frontend.engine_requests.tell(iter([(long, ROW)] * 2), [len(long)] * 2, admission)
+    )
     await sent(client, 1)
     assert len(client.submitted) == 1
     client.submitted[0].say([5], finish="length")

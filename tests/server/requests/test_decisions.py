@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.requests.decisions import (
+    MOST_BRANCHES,
     Branch,
     Kind,
     Labels,
@@ -139,3 +140,13 @@ def test_a_calibration(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(json.dumps({"temperatures": {"score": 1.5}, "fitted_on": 12}))
     assert read_temperatures(file) == {"score": 1.5}
+
+
+def test_labels_that_begin_alike_for_long_are_told_apart_at_once() -> None:
+    common = range(100_000)
+    assert Labels([[*common, 1], [*common, 2]], ENDS).branches == [Branch((*common,), (1, 2))]
+
+
+def test_no_more_branches_are_looked_for_than_may_be() -> None:
+    long = [3] * 100_000
+    assert len(Labels([[1], [*long, 1], [*long, 2]], ENDS).branches) == MOST_BRANCHES + 1
