@@ -14,6 +14,9 @@ from server.errors import too_many
 from server.schemas.conversations.response_input import kind_of
 from server.schemas.conversations.responses import MAX_ITEMS
 
+MOST_BYTES = 64 << 20
+"""Bytes of all items of a conversation, which is read as a whole."""
+
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -78,9 +81,10 @@ class Conversations:
     def add(self, owner: str, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
         """Add items behind the last one, and return them as clients see them. It is not waited for the disk.
 
-        Raises an error if the conversation is no longer there, or has too many, and OSError if the disk is
-        full.
+        Raises an error if the conversation is no longer there or too long, or the folder is full, and OSError
+        if the disk is.
         """
+        self._folder.check_room()
         with self._database.write(durable=False) as writer:
             self._touch(writer, owner, id)
             return self._add(writer, id, items)
@@ -101,8 +105,9 @@ class Conversations:
             raise not_found("conversation", id)
 
     def _add(self, writer: Any, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
-        rows = writer.execute("SELECT id FROM items WHERE conversation = ?", (id,)).fetchall()
-        taken = {row["id"] for row in rows}
+        which = "SELECT id, length(item) AS bytes FROM items WHERE conversation = ?"
+        rows = writer.execute(which, (id,)).fetchall()
+        taken, before = {row["id"] for row in rows}, sum(row["bytes"] for row in rows)
         if len(taken) + len(items) > MAX_ITEMS:
             raise too_many("items", MAX_ITEMS, "items", len(taken) + len(items))
         added: list[dict[str, Any]] = []
@@ -110,8 +115,11 @@ class Conversations:
             added.append(_as_shown(each, taken))
             taken.add(added[-1]["id"])
         values = [(id, each["id"], msgspec.json.encode(each)) for each in added]
+        new = sum(len(item) for _, _, item in values)
+        if before + new > MOST_BYTES:
+            raise too_many("items", MOST_BYTES, "bytes in a conversation", before + new)
         writer.executemany("INSERT INTO items (conversation, id, item) VALUES (?, ?, ?)", values)
-        self._folder.counted += sum(len(item) for _, _, item in values)
+        self._folder.counted += new
         return added
 
 

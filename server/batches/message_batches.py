@@ -72,8 +72,10 @@ def create(folder: Folder, owner: str, raw: bytes | bytearray) -> str:
         expires_at=int(time.time()) + _SECONDS,
         output_seconds=MOST_KEPT,
     )
-    BatchTable(folder).add(record, total=len(lines))
-    folder.delete_file(file.id)  # it is no file of the client, and stays for as long as the batch needs it
+    try:
+        BatchTable(folder).add(record, total=len(lines))
+    finally:  # it is no file of the client, and stays for as long as the batch needs it
+        folder.delete_file(file.id)
     return record.id
 
 

@@ -1,0 +1,30 @@
+"""Conversations in the database: how much of one, and of all, is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from server.batches import conversations
+from server.batches.conversations import Conversations
+from server.batches.folder import Folder
+from server.errors import BadRequest, HttpError
+
+ITEM = {"role": "user", "content": "a" * 600}
+
+
+def test_a_conversation_has_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "MOST_BYTES", 1000)
+    kept = Conversations(Folder(tmp_path, 1 << 30))
+    id = kept.create("alice", {}, [ITEM]).id
+    with pytest.raises(BadRequest, match="at most 1000 bytes in a conversation"):
+        kept.add("alice", id, [ITEM])
+    assert len(kept.items("alice", id)) == 1
+
+
+def test_nothing_is_added_where_the_folder_is_full(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 1 << 30)
+    kept = Conversations(folder)
+    id = kept.create("alice", {}, []).id
+    folder.most_bytes = 1
+    with pytest.raises(HttpError, match="full"):
+        kept.add("alice", id, [ITEM])
