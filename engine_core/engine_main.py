@@ -133,9 +133,7 @@ class EngineLoop:
         self._write({})  # the first statistics say how fast it is
         while self._drain_until is None or not self._engine.leave(self._drain_until + _LAST_SECONDS):
             self._read()
-            if self._handler.updates and self._engine.intake.may_reload:
-                self._handler.update()
-                self._look_again()
+            self._update()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
             if self._engine.outputs:  # who has to wait, or is refused, shall know it before the step ends
@@ -146,6 +144,12 @@ class EngineLoop:
                 self._handler.pause()
             if self._handler.sleep_orders and not self._engine.busy:
                 self._obey()
+
+    def _update(self) -> None:
+        """Load weights as was ordered, by several servers perhaps: no other message may wake the loop."""
+        while self._handler.updates and self._engine.intake.may_reload:
+            self._handler.update()
+            self._look_again()
 
     def _obey(self) -> None:
         """Sleep and wake as was ordered."""

@@ -13,7 +13,7 @@ from engine_core import engine_main
 from engine_core.config import Address
 from engine_core.engine import Engine
 from engine_core.engine_main import EngineLoop
-from engine_core.protocol import AddRequest
+from engine_core.protocol import AddRequest, UpdateWeights
 from engine_core.wire.transport import EngineEnd, ServerEnd
 from worker.protocol import Sampling
 
@@ -60,3 +60,9 @@ def test_what_runs_steps_can_wake_the_loop_before_the_first_step(
     monkeypatch.setattr(loop._engine, "register", registered.append)
     loop._look_again()
     assert registered == [loop._poller]
+
+
+def test_orders_of_weights_that_come_together_are_all_answered(loop: EngineLoop) -> None:
+    loop._handler.updates.extend([(0, UpdateWeights("/nowhere", "check"))] * 2)
+    loop._update()
+    assert not loop._handler.updates
