@@ -225,9 +225,12 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 
 def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
     """The text of a chat's prompt."""
-    choice, tools = body.choice, body.tools or []
-    choice.check([tool.function.name for tool in tools])
+    tools = body.tools or []
     calls = [None for message in body.messages if message.tool_calls or message.role in ("tool", "function")]
+    if not (tools or calls or body.tool_choice):
+        return write_answered(body, body.messages, context, body.style)
+    choice = body.choice
+    choice.check([tool.function.name for tool in tools])
     if not (tools or calls) or not body.may_be_told or not context.knows_no_calls:
         return write_answered(body, body.messages, context, body.style)
     messages, notes = fit_tool_media(body.messages, context.facts.media, context.unread)

@@ -64,7 +64,9 @@ async def plan_answer(
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
     format, warnings = _find_format(frontend, config, chat, conversation)
     plan = await _plan_calls(frontend, format, chat, conversation, owner)
-    plan = tell_of_least(replace(plan, warnings=[*warnings, *plan.warnings]), chat.min_tokens)
+    if warnings:
+        plan = replace(plan, warnings=[*warnings, *plan.warnings])
+    plan = tell_of_least(plan, chat.min_tokens)
     budget = chat.thinking_budget
     if plan.format is None or plan.format.thinking is None:
         return plan if budget is None else replace(plan, warnings=[*plan.warnings, NO_REASONING])
@@ -139,7 +141,7 @@ def _find_format(
     """The format of the answers to a conversation, and what the client is told of it."""
     tokenizer, parser, warnings = frontend.tokenizer, config.tool_call_parser, list[str]()
     format = find_format(tokenizer, parser, config.reasoning_parser)
-    if format.dialect is None and any(map(chat.choice.allows, conversation.tools)):
+    if format.dialect is None and conversation.tools and any(map(chat.choice.allows, conversation.tools)):
         is_told = parser == AUTO and chat.may_be_told
         warnings = [TOLD if is_told else NO_FORM]
         if is_told:
