@@ -87,7 +87,7 @@ def test_what_workers_do_is_recorded(server: LiveServer, traces: Path) -> None:
 def test_the_log_says_at_the_start_what_changes_nothing(server: LiveServer) -> None:
     said = server.output()
     assert "these flags change nothing here: --swap-space (docs/options.md lists all of them)" in said
-    assert "VLLM_USE_V1: without meaning here" in said
+    assert "variables of vLLM without meaning here: VLLM_USE_V1" in said
     assert "VLLM_SERVER_DEV_MODE as --server-dev-mode" in said
 
 
