@@ -5,12 +5,12 @@ import { showState, untilReady, watchServer } from "./connection.js";
 import { byId, element, kept, keep, number } from "./dom.js";
 
 /**
- * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string,
+ * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string, decides_by: ?string,
  *   media: ?{most: Record<string, number>, max_bytes: number}}} Card  A model in /v1/models; one of several has a state
- * @typedef {"chat" | "compare" | "rank" | "classify" | "hear"} Ability  A view of the page that a model has a use for
+ * @typedef {"chat" | "decide" | "compare" | "rank" | "classify" | "hear"} Ability  A view of the page that a model has a use for
  */
 
-export const ABILITIES = ["chat", "compare", "rank", "classify", "hear"];
+export const ABILITIES = ["chat", "decide", "compare", "rank", "classify", "hear"];
 
 /** @type {Card[]} */
 let cards = [];
@@ -27,6 +27,7 @@ export const infoOf = (card) => infos.get(card?.id) ?? {};
 export function abilities(card) {
   const does = (task) => card.tasks.includes(task), kind = infoOf(card).model_type ?? {}, found = new Set();
   if (does("generate")) found.add("chat");
+  if (card.decides_by) found.add("decide");
   if (does("embed")) found.add("compare");
   if (does("embed") || does("token_embed") || kind.reranker) found.add("rank");
   if (does("classify") && !kind.reranker) found.add("classify");

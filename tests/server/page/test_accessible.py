@@ -61,7 +61,7 @@ def prepare(tab: Tab, model: FakeFrontend, place: str) -> None:
 
 @pytest.mark.slow(3)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("place", ["first", "chat", "compare", "rank", "live"])
+@pytest.mark.parametrize("place", ["first", "chat", "decide", "compare", "rank", "live"])
 def test_the_rules_of_axe_are_kept(tab: Tab, model: FakeFrontend, axe: str, place: str, theme: str) -> None:
     with opened(tab, model, place):
         tab.run(f"document.documentElement.dataset.theme = {theme!r}")
@@ -101,9 +101,10 @@ def test_the_tab_key_goes_through_the_page_in_its_order(tab: Tab, model: FakeFro
             seen.append(
                 tab.run("document.activeElement.id || document.activeElement.innerText.split('\\n')[0]")
             )
-        assert seen[:7] == ["hide-side", "go-chat", "go-compare", "go-rank", "go-live", "search", "theme"]
-        assert seen[7:] == ["API", "model", "open-settings", *seen[10:-1], "input"]
-        assert len(seen) - 11 == 3  # the examples
+        views = ["go-chat", "go-decide", "go-compare", "go-rank", "go-live"]
+        assert seen[:8] == ["hide-side", *views, "search", "theme"]
+        assert seen[8:] == ["API", "model", "open-settings", *seen[11:-1], "input"]
+        assert len(seen) - 12 == 3  # the examples
         tab.run("document.getElementById('skip').focus()")
         tab.press("Enter")
         assert tab.run("document.activeElement.id") == "main"

@@ -61,7 +61,7 @@ async def test_files_have_a_digest_in_their_address_and_are_kept(frontend: FakeF
     assert later == {
         "app.js",
         "chat/code.js",
-        *map("tasks/{}.js".format, ("tasks", "hear", "map", "vector_math")),
+        *map("tasks/{}.js".format, ("tasks", "bars", "decide", "hear", "map", "vector_math")),
         *map("live/{}.js".format, ("live", "charts", "quantile")),
         *map("text/{}.js".format, ("markdown", "inline", "highlight", "tex", "tex_symbols")),
     }

@@ -22,6 +22,42 @@ from server.page.routes import WATCH
 VIEWS = "[...document.querySelectorAll('.views li:not([hidden])')].map(one => one.innerText.trim()).join('|')"
 
 
+def test_questions_about_a_text_are_answered_with_bars(tab: Tab, model: FakeFrontend) -> None:
+    figures = "[...document.querySelectorAll('#output figure')].map(one => one.innerText.split('\\n'))"
+    with opened(tab, model, "decide"):
+        click(tab, "#ask [type=submit]")
+        tab.wait("document.querySelectorAll('#output figure').length === 3")
+        refund, team, anger = tab.run(figures)
+        assert (refund[0], refund[1::2]) == ("The customer asks for money back.", ["Yes", "No"])
+        assert (team[0], team[1::2]) == ("Which team should answer?", ["billing", "technical", "sales"])
+        assert anger[1:7:2] == ["calm", "annoyed", "furious"]
+        assert anger[-1].startswith("The mean level is ") and anger[-1].endswith(
+            ", where calm is 0 and furious is 2."
+        )
+        for one in (refund, team, anger):
+            assert sum(float(share[:-2]) for share in one[2:8:2]) == pytest.approx(100, abs=0.2)
+
+
+def test_questions_are_added_changed_and_removed(tab: Tab, model: FakeFrontend) -> None:
+    legends = "[...document.querySelectorAll('#questions legend')].map(one => one.textContent).join('|')"
+    with opened(tab, model, "decide"):
+        click(tab, "#ask .row [type=button]:not(.icon)")
+        assert tab.run("document.activeElement.closest('li').innerText").startswith("Question 4")
+        tab.run("document.activeElement.value = 'Is it urgent?'")
+        for _ in range(3):
+            click(tab, "#questions [aria-label='Remove this question']")
+        assert tab.run(legends) == "Question 1"
+        assert tab.run("document.activeElement.value") == "Is it urgent?"
+        assert tab.run("document.querySelector('#questions button').disabled")
+        kind = "document.querySelector('#questions select')"
+        tab.run(f"{kind}.value = 'choice'; {kind}.dispatchEvent(new Event('change'))")
+        tab.run("document.querySelector('#questions textarea').value = 'today'")
+        click(tab, "#ask [type=submit]")
+        told = tab.wait("document.querySelector('#output .error')?.textContent")
+        assert "Question 1" in told and "give 2 to 255 choices, got 1" in told
+        tab.complaints.clear()  # the browser notes the status 400
+
+
 def test_texts_are_compared(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model, "compare"):
         click(tab, "#ask [type=submit]")
@@ -236,13 +272,16 @@ def test_nothing_is_scrolled_away_and_the_field_stands_at_the_bottom(tab: Tab, m
         assert places(tab, "#messages > li:last-child")["bottom"] <= places(tab, "#say")["top"]
 
 
-@pytest.mark.parametrize("place", ["chat", "compare", "live"])
+@pytest.mark.parametrize("place", ["chat", "decide", "compare", "live"])
 def test_a_phone_needs_no_scrolling_sideways(tab: Tab, model: FakeFrontend, place: str) -> None:
     with opened(tab, model, place, width=360, height=640):
         assert not tab.run("document.getElementById('side').checkVisibility()")
         if place == "chat":
             say(tab, "hi " * 30)
             tab.wait(f"{IDLE} && document.querySelectorAll('#messages li').length === 2")
+        if place == "decide":
+            click(tab, "#ask [type=submit]")
+            tab.wait("document.querySelectorAll('.bars').length === 3")
         if place == "compare":
             click(tab, "#ask [type=submit]")
             tab.wait("document.querySelectorAll('.map circle').length === 4")

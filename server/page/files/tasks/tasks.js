@@ -1,15 +1,30 @@
-// Views of models that read: comparing texts, ranking documents, classifying, hearing. Each has a form, and examples that fill and run it.
+// Views of models that read: asking about a text, comparing texts, ranking documents, classifying, hearing. Each has a form, and examples that fill and run it.
 
 import { post } from "../api.js";
 import { announce, byId, element } from "../dom.js";
 import { abilities, chosen, facts, infoOf, model, otherWith, wasUsed } from "../models.js";
+import { bar, probabilityBars, titled } from "./bars.js";
+import { addButton, decide, fillQuestions, questionList } from "./decide.js";
 import { recordButton, transcribe } from "./hear.js";
 import { drawMap } from "./map.js";
 import { cosine } from "./vector_math.js";
 
-/** @typedef {{id: string, label: string, rows: number, line?: boolean, file?: boolean}} Field  `line`: the field has one line, not many texts */
+/** @typedef {{id: string, label: string, rows: number, line?: boolean, file?: boolean, questions?: boolean}} Field  `line`: the field has one line, not many texts */
 
 const TASKS = {
+  decide: {
+    title: "Ask about a text", button: "Ask", work: decide, more: addButton,
+    words: "The model reads the text once, and gives each answer to each question a probability. It writes nothing.",
+    fields: [{ id: "about", label: "Text", rows: 4 }, { id: "questions", questions: true }],
+    examples: [
+      ["A complaint", "I was charged twice for my March invoice. Please refund me today.", [["predicate", "The customer asks for money back."],
+        ["choice", "Which team should answer?", "billing\ntechnical\nsales"], ["score", "How angry is the customer?", "calm\nannoyed\nfurious"]]],
+      ["News", "The central bank raised its interest rate by a quarter point on Thursday, more than most had expected.", [["choice", "What is it about?", "economy\nsport\nscience\nweather"],
+        ["predicate", "Borrowing becomes more expensive."], ["score", "How surprising was it?", "expected\na little surprising\nvery surprising"]]],
+      ["A review", "The food was cold and the waiter was rude, but the view was wonderful.", [["score", "How satisfied was the guest?", "not at all\npartly\nfully"],
+        ["choice", "What did the guest like?", "food\nservice\nview"], ["predicate", "The guest will come again."]]],
+    ],
+  },
   compare: {
     title: "How alike are texts?", button: "Compare", work: compare,
     words: "The model turns each text into a vector. The nearer the cosine of two vectors is to 1, the more alike are the texts.",
@@ -61,15 +76,22 @@ export function showTask(name) {
 
 function view(task, card) {
   const output = element("div", { id: "output", "aria-live": "polite" }), button = element("button", { type: "submit", text: task.button });
-  const inputs = task.fields.map(({ id, rows, line, file }) => (file ? element("input", { id, type: "file", accept: "audio/*,video/*", required: true }) : line ? element("input", { id, required: true, autocomplete: "off" }) : element("textarea", { id, rows, required: true })));
-  const fill = (values) => inputs.forEach((input, i) => { input.value = values[i]; });
+  const inputs = task.fields.map(inputOf);
+  const fill = (values) => inputs.forEach((input, i) => { if (task.fields[i].questions) fillQuestions(input, values[i]); else input.value = values[i]; });
   const form = element("form", { id: "ask", onsubmit: (event) => { event.preventDefault(); run(task, button, output); } },
-    ...task.fields.flatMap(({ id, label }, i) => [element("label", { for: id, text: label }), inputs[i]]), element("div", { class: "row" }, button, ...(task.more?.() ?? [])));
+    ...task.fields.flatMap(({ id, label }, i) => [...(label ? [element("label", { for: id, text: label })] : []), inputs[i]]), element("div", { class: "row" }, button, ...(task.more?.() ?? [])));
   const examples = element("ul", { class: "chips", "aria-label": "Examples" }, ...task.examples.map(([title, ...values]) =>
     element("li", {}, element("button", { type: "button", class: "chip", text: title, onclick: () => { fill(values); form.requestSubmit(); } }))));
   if (task.examples.length) fill(task.examples[0].slice(1));
   return [element("h2", { text: task.title }), element("p", { class: "help", text: task.words }),
     element("p", { class: "help" }, ...facts(card)), ...untrained(task, card), ...(task.examples.length ? [examples] : []), form, output];
+}
+
+/** @param {Field} field */
+function inputOf({ id, rows, line, file, questions }) {
+  if (questions) return questionList(id);
+  if (file) return element("input", { id, type: "file", accept: "audio/*,video/*", required: true });
+  return line ? element("input", { id, required: true, autocomplete: "off" }) : element("textarea", { id, rows, required: true });
 }
 
 /** A model that writes gives vectors of its last states, which nobody has trained to say how alike texts are. */
@@ -99,7 +121,6 @@ async function run(task, button, output) {
 }
 
 const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);
-const titled = (title, inside) => element("figure", {}, element("figcaption", { text: title }), inside);
 
 async function compare() {
   const texts = lines("texts");
@@ -131,13 +152,7 @@ async function classify() {
   const texts = lines("classified"), names = infoOf(chosen()).model_type?.classifier?.id2label ?? {};
   const { data } = await post("classify", { model: model(), input: texts });
   return data.sort((a, b) => a.index - b.index).map(({ index, probs }) => {
-    const best = probs.map((share, i) => [share, names[i] ?? `Class ${i}`]).sort((a, b) => b[0] - a[0]).slice(0, 5);
-    return titled(texts[index], element("ol", { class: "bars" }, ...best.map(([share, name]) => bar(name, `${(100 * share).toFixed(1)} %`, share))));
+    const best = probs.map((share, i) => [names[i] ?? `Class ${i}`, share]).sort((a, b) => b[1] - a[1]).slice(0, 5);
+    return titled(texts[index], probabilityBars(best));
   });
-}
-
-function bar(words, value, share) {
-  const fill = element("span", { class: "fill" });
-  fill.style.width = `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;
-  return element("li", {}, element("span", { class: "words", text: words }), element("span", { class: "value", text: value }), element("span", { class: "track" }, fill));
 }
