@@ -12,6 +12,7 @@ from served_app import served
 from sounds import noise, written
 from speech_frontend import let_transcribe, says
 
+from engine_core.protocol import Failed
 from models.pooling.config import PoolingConfig
 from server.access.client_identity import ANYONE
 from server.errors import READY as SERVER_READY
@@ -36,6 +37,11 @@ def test_questions_about_a_text_are_answered_with_bars(tab: Tab, model: FakeFron
         )
         for one in (refund, team, anger):
             assert sum(float(share[:-2]) for share in one[2:8:2]) == pytest.approx(100, abs=0.2)
+        model.told, model.tell_errors = [], {1: Failed(0, 500, "it broke")}
+        click(tab, "#ask [type=submit]")
+        told = tab.wait("document.querySelector('#output figure .error')?.textContent")
+        assert told.startswith("The model could not answer this question.")
+        assert tab.run("document.querySelectorAll('#output .bars').length") == 2
 
 
 def test_questions_are_added_changed_and_removed(tab: Tab, model: FakeFrontend) -> None:
