@@ -214,6 +214,8 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True, gc=False):
     others had the order before it came."""
     abort: bool = False
     """Whether what runs is ended before they are loaded."""
+    number: int = 0
+    """What tells the answer from those to other orders of the same server."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -358,6 +360,8 @@ class WeightsUpdated(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     problem: str
     """Why the weights are those from before; empty if they are the new ones, or would be."""
+    number: int
+    """The number of the order that it answers."""
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -314,8 +314,8 @@ class EngineClient:
                 self._dispatcher.deliver_returned(answer)
             case protocol.AllPaused(paused):
                 self.orders.note_paused(number, paused=paused)
-            case protocol.WeightsUpdated(problem):
-                self.orders.note_updated(number, problem)
+            case protocol.WeightsUpdated():
+                self.orders.note_updated(number, answer)
             case protocol.Leaving():
                 replica.leaving = True
             case protocol.Dead(reason, with_another):

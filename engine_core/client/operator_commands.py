@@ -26,6 +26,8 @@ class OperatorCommands:
         self._updating = asyncio.Lock()
         self._problems: dict[int, str | None] = {}
         """Why each engine cannot have the weights that were ordered last; None: it has yet to tell."""
+        self._update_number = 0
+        """The number of the last order of weights; those of engines that come back have 0."""
         self.weights = ""
         """The folder whose weights engines have, if they are not those of their start."""
 
@@ -77,20 +79,26 @@ class OperatorCommands:
             for kind in ("check", "load"):
                 working = [one.number for one in self._table.replicas.values() if one.works]
                 self._problems = dict.fromkeys(working)
+                self._update_number += 1
                 for number in working:
-                    self._notify(number, protocol.UpdateWeights(folder, kind, abort))
+                    self._notify(number, protocol.UpdateWeights(folder, kind, abort, self._update_number))
                 await self.until(lambda one: self._problems.get(one.number, "") is not None)
-                for number, problem in self._problems.items():
-                    if problem is None:
-                        raise ValueError(f"engine {number} has ended meanwhile; the log says why")
-                    if problem:
-                        raise ValueError(problem)
+                refused = {number: found for number, found in self._problems.items() if found != ""}
+                changed = [] if kind == "check" else [*(self._problems.keys() - refused)]
+                for number, found in refused.items():
+                    said = found or f"engine {number} has ended meanwhile; the log says why"
+                    if changed:
+                        said += (
+                            f"; replicas {', '.join(map(str, changed))} have the new ones: order them again"
+                        )
+                    raise ValueError(said)
             self._table.forget_prefixes()
 
-    def note_updated(self, number: int, problem: str) -> None:
+    def note_updated(self, number: int, told: protocol.WeightsUpdated) -> None:
         """Take note that an engine has the weights that were ordered last, or why it has not."""
-        self._problems[number] = problem
-        self.notice()
+        if told.number == self._update_number:
+            self._problems[number] = told.problem
+            self.notice()
 
     async def sleep(self, level: int, *, abort: bool = False) -> None:
         """Have all engines give weights and cache back, and wait until they have.

@@ -145,7 +145,7 @@ class MessageHandler:
         except Exception as error:
             problem = logs.one_line(error)
             _log.warning("the weights of %s are not used: %s", order.folder, problem)
-        self._send(client, protocol.WeightsUpdated(problem))
+        self._send(client, protocol.WeightsUpdated(problem, order.number))
 
     def obey(self) -> None:
         """Sleep and wake as was ordered, once nothing runs."""

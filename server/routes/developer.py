@@ -95,7 +95,7 @@ async def update_weights(request: Request, body: WeightsBody) -> JSONResponse:
     try:
         await frontend.orders.update_weights(folder, abort=body.abort_all_requests)
     except ValueError as error:
-        raise BadRequest(f"The weights are those from before: {error}", "path") from None
+        raise BadRequest(f"The weights are not replaced: {error}", "path") from None
     seconds = round(time.monotonic() - began, 3)
     message = f"The weights are those of {folder}."
     return JSONResponse({"success": True, "message": message, "path": folder, "elapsed_s": seconds})
