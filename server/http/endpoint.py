@@ -61,7 +61,10 @@ def check_entry(state: RequestState, row: ModelEndpoint) -> None:
 def check_json(state: RequestState) -> None:
     kind = (state.header(b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise NotJson("The header Content-Type has to be application/json, and the body JSON.")
+        raise NotJson(
+            "Unsupported Media Type: Only 'application/json' is allowed. Set the header Content-Type, and "
+            "send JSON."
+        )
 
 
 async def require_ready(request: Request) -> None:

@@ -89,7 +89,7 @@ def test_it_embeds_and_tells_what_it_is(server: LiveServer) -> None:
     [model] = server.get("/v1/models").json()["data"]
     assert (model["id"], model["quantization"]) == ("model", "gguf, Q8_0")
     assert "gguf, Q8_0: " in server.output() and "GiB of weights stand for" in server.output()
-    assert "tool calls as hermes writes them" in server.output()
+    assert "tool call parser hermes" in server.output()
 
 
 @pytest.mark.slow

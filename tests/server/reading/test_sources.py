@@ -29,7 +29,7 @@ def context() -> ReadingContext:
     ],
 )
 def test_what_continues_a_prompt_is_refused_by_name(context: ReadingContext, field: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=f"{list(field)[-1]}: this model does not continue"):
+    with pytest.raises(BadRequest, match=f"{list(field)[-1]}: this is an encoder-decoder model"):
         read_completion(CompletionRequest.model_validate({"prompt": "a", **field}), context)
 
 
