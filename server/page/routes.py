@@ -202,8 +202,8 @@ events = APIRouter(route_class=Endpoint, tags=["Health and administration"])
 
 FOLDER = Path(__file__).parent / "files"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_UNSENT = re.compile(r"^ *(?://|/\*\*|\*[ /]).*\n|^ +", re.MULTILINE)
-"""Lines of scripts that are comments, and indentation, which browsers are not sent."""
+_UNSENT = re.compile(r"^ *(?:(?://|/\*\*|\*[ /]).*)?\n|^ +|  // .*$", re.MULTILINE)
+"""Comments of scripts, indentation and empty lines, which browsers are not sent."""
 _ALLOWED = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

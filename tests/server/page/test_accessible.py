@@ -44,7 +44,7 @@ def prepare(tab: Tab, model: FakeFrontend, place: str) -> None:
         click(tab, "[aria-label=Regenerate]")
         tab.wait(f"{IDLE} && document.querySelectorAll('.versions:not([hidden])').length")
         tab.bring("drop", ("a.txt", "text/plain", b"a"), ("b.pdf", "application/pdf", b"%PDF"))
-        tab.wait("document.getElementById('told').textContent.includes('PDF')")
+        tab.wait("document.getElementById('told').textContent.includes('b.pdf')")
         click(tab, '[aria-label="Edit this answer as a new branch"]')
         fill(tab, "search", "hi")
         tab.run("window.fetch = async () => { throw new TypeError(); }")

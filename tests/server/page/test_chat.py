@@ -284,7 +284,7 @@ def test_pictures_are_chosen_dropped_pasted_and_removed(tab: Tab, model: FakeFro
 
 def test_a_model_of_texts_says_why_it_takes_no_pictures(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
-        assert tab.run("document.getElementById('add-files').title").startswith("Add text files")
+        assert tab.run("document.getElementById('add-files').title").startswith("Add text files or PDFs")
         for way in ("drop", "paste"):
             tab.bring(way, ("a.png", "image/png", saved(noise(40, 28))))
             tab.wait(f"{TOLD} === 'a.png is a picture, and org/tiny reads text only.'")
@@ -293,13 +293,22 @@ def test_a_model_of_texts_says_why_it_takes_no_pictures(tab: Tab, model: FakeFro
         assert tab.run("document.querySelectorAll('#messages img, #attached img').length") == 0
 
 
+PDF = b"""1 0 obj <</Type/Page/Contents 2 0 R>> endobj
+2 0 obj <</Length 16>> stream
+BT (words) Tj ET
+endstream endobj"""
+
+
 def test_texts_are_attached_as_far_as_there_is_room(tab: Tab, model: FakeFrontend) -> None:
     waiting = "[...document.querySelectorAll('#attached .chip')].map(one => one.textContent).join('|')"
     with opened(tab, model):
         tab.bring("drop", ("b.pdf", "application/pdf", b"%PDF"), ("b.bin", "", b"\xff\0"))
         told = tab.wait(f"{TOLD}.includes('b.bin') && {TOLD}")
-        assert told.startswith("b.pdf is a PDF, and this page reads none. Save it as text")
+        assert told.startswith("b.pdf is broken: no pages are found in it.")
         assert told.endswith("b.bin is neither a picture nor a text in UTF-8.")
+        tab.bring("drop", ("c.pdf", "application/pdf", PDF))
+        assert tab.wait(f"{waiting}.includes('c.pdf') && {waiting}") == "c.pdf"
+        assert tab.run("document.querySelector('#attached button').click()") is None
         long = "\u00e9 " * 2048
         tab.bring("drop", ("a.py", "", b"print(1)"), ("b.txt", "text/plain", long.encode()))
         assert tab.wait(f"{waiting}.includes('b.txt') && {waiting}") == "a.py|b.txt (the first 49 %)"

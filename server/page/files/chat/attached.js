@@ -5,8 +5,8 @@ import { byId, element, iconButton, number } from "../dom.js";
 import { chosen, otherWith } from "../models.js";
 
 const PICTURES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif"];
-/** The part of the context that files may fill, beyond which each takes half of what is left; the most bytes of a text that are looked at. */
-const FILLED = 0.75, MOST_BYTES = 4 << 20;
+/** The part of the context that files may fill, beyond which each takes half of what is left; the most bytes of a text and of a PDF that are looked at. */
+const FILLED = 0.75, MOST_BYTES = 4 << 20, MOST_PDF = 32 << 20;
 
 /**
  * @typedef {{name: string, url: string, bytes: number}} Picture  its address, and its length as base64
@@ -37,7 +37,7 @@ export function beginFiles(soFar) {
 
 /** Says by the button which files the chosen model takes. */
 export function offerFiles(card) {
-  const label = card.media?.most.image ? "Add pictures or text files" : "Add text files";
+  const label = card.media?.most.image ? "Add pictures, text files or PDFs" : "Add text files or PDFs";
   byId("add-files").setAttribute("aria-label", label);
   byId("add-files").title = `${label}, or drop or paste them`;
   byId("add-files").querySelector("use").setAttribute("href", card.media?.most.image ? "#i-picture" : "#i-file");
@@ -104,9 +104,9 @@ async function asPicture(file, { pictures }) {
 
 /** As much of a text file as the context has room for, in tokens as the server counts them. */
 async function asText(file, { used }, told) {
-  const { name, size, type } = file, model = chosen().id;
-  if (type === "application/pdf") throw new Error(`${name} is a PDF, and this page reads none. Save it as text (pdftotext does it), or paste its words.`);
-  const whole = textOf(await file.slice(0, MOST_BYTES).arrayBuffer());
+  const { name, size, type } = file, bytesOf = (text) => new TextEncoder().encode(text).length, model = chosen().id;
+  const isPdf = type === "application/pdf" || /\.pdf$/i.test(name);
+  const { text: whole, share: part } = isPdf ? await ofPdf(file) : { text: textOf(await file.slice(0, MOST_BYTES).arrayBuffer()), share: Math.min(1, MOST_BYTES / size) };
   if (!whole?.trim()) throw new Error(whole === null ? `${name} is neither a picture nor a text in UTF-8.` : `${name} is empty.`);
   const { tokens, max_model_len: most } = await post("tokenize", { model, prompt: whole, add_special_tokens: false });
   const taken = waiting.reduce((sum, one) => sum + (one.tokens ?? 0), used);
@@ -114,10 +114,15 @@ async function asText(file, { used }, told) {
   if (room < 1) throw new Error(`${name} has no room: the conversation fills the context of ${number(most)} tokens.`);
   const cut = tokens.length > room;
   const text = cut ? (await post("detokenize", { model, tokens: tokens.slice(0, room) })).prompt : whole;
-  const share = new TextEncoder().encode(text).length / size;
-  const made = { name, text, tokens: Math.min(room, tokens.length), share: cut || size > MOST_BYTES ? share : 1 };
+  const made = { name, text, tokens: Math.min(room, tokens.length), share: cut ? part * bytesOf(text) / bytesOf(whole) : part };
   if (made.share < 1) told.push(`${name} is too long for the context: only ${titleOf({ ...made, name: "" }).slice(2, -1)} of it are sent, ${number(made.tokens)} tokens.`);
   return made;
+}
+
+async function ofPdf(file) {
+  if (file.size > MOST_PDF) throw new Error(`${file.name} is too large: a PDF may have ${MOST_PDF >> 20} MiB.`);
+  const { textOfPdf } = await import("./pdf.js");
+  return textOfPdf(new Uint8Array(await file.arrayBuffer()), MOST_BYTES).catch(({ message }) => { throw new Error(`${file.name} ${message}`); });
 }
 
 /** null if bytes are no text. A character that the last bytes begin is left out. */

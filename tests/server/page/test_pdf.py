@@ -1,0 +1,115 @@
+"""The reader of PDF files, run by node over files that the tests write."""
+
+import base64
+import json
+import shutil
+import subprocess
+import zlib
+
+import pytest
+
+from server.page.routes import FOLDER
+
+NODE = shutil.which("node")
+pytestmark = [pytest.mark.skipif(NODE is None, reason="no node here"), pytest.mark.slow(2)]
+
+PROGRAM = """
+import { textOfPdf } from %s;
+const bytes = new Uint8Array(Buffer.from(%s, "base64"));
+console.log(JSON.stringify(await textOfPdf(bytes, %d).catch(({ message }) => message)));
+"""
+PLAIN = "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
+MAPPED = "<</Type/Font/Subtype/Type0/Encoding/Identity-H/ToUnicode 9 0 R>>"
+UNMAPPED = "<</Type/Font/Subtype/Type0/Encoding/Identity-H>>"
+CMAP = b"""1 begincodespacerange <0000> <ffff> endcodespacerange
+1 beginbfchar <0001> <00660069> endbfchar
+2 beginbfrange <0010> <0012> <03b1> <0020> <0021> [<0078> <d83dde00>] endbfrange"""
+
+
+def stream(data: bytes, packs: bool, more: str = "") -> bytes:
+    data = zlib.compress(data) if packs else data
+    kind = "/Filter/FlateDecode" if packs else ""
+    return f"<<{more}{kind}/Length {len(data)}>>\nstream\n".encode() + data + b"\nendstream"
+
+
+def pdf(*contents: bytes, font: str = PLAIN, packs: bool = False, ids: tuple[int, ...] = (20, 21)) -> bytes:
+    """A PDF whose pages, in their order, have the object numbers `ids`."""
+    kids = " ".join(f"{i} 0 R" for i in ids)
+    objects = {
+        1: b"<</Type/Catalog/Pages 2 0 R>>",
+        2: f"<</Type/Pages/Resources<</Font<</F {font}>>>>/Kids[{kids}]>>".encode(),
+        9: stream(CMAP, packs),
+    }
+    for i, content in zip(ids, contents, strict=False):
+        objects[i] = f"<</Type/Page/Parent 2 0 R/Contents {i + 10} 0 R>>".encode()
+        objects[i + 10] = stream(content, packs)
+    if packs:  # all that are no streams stand in one
+        inner = {i: text for i, text in objects.items() if b"stream" not in text}
+        starts, body = [], b""
+        for i, text in inner.items():
+            starts.append(f"{i} {len(body)}")
+            body += text + b"\n"
+        head = (" ".join(starts) + "\n").encode()
+        objects = {i: text for i, text in objects.items() if i not in inner}
+        more = f"/Type/ObjStm/N {len(inner)}/First {len(head)}"
+        objects[50] = stream(head + body, packs, more)
+    parts = [f"{i} 0 obj\n".encode() + text + b"\nendobj\n" for i, text in sorted(objects.items())]
+    return b"%PDF-1.5\n" + b"".join(parts) + b"trailer\n<</Root 1 0 R>>\n%%EOF"
+
+
+def read(content: bytes, most: int = 1 << 20) -> dict[str, object] | str:
+    path, data = (FOLDER / "chat/pdf.js").as_uri(), base64.b64encode(content).decode()
+    command = [str(NODE), "--no-warnings", "--input-type=module", "-"]
+    program = PROGRAM % (json.dumps(path), json.dumps(data), most)
+    done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+LINES = rb"""BT /F 10 Tf 14 TL 50 700 Td
+(One \(1\) \351) Tj 0 -14 Td [(t)3(wo)-300(words)] TJ T* <7468726565> Tj
+(four) ' 30 0 Td (on) Tj 1 0 0 1 50 600 Tm 0 0 (f\013) " ET"""
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_texts_come_by_lines_and_pages_in_their_order(packs: bool) -> None:
+    made = pdf(LINES, b"BT /F 10 Tf (second) Tj ET", packs=packs, ids=(21, 20))
+    assert read(made) == {"text": "One (1) \u00e9\ntwo words\nthree\nfour on\nfff\n\nsecond", "share": 1}
+
+
+def test_without_a_tree_pages_come_in_the_order_of_objects() -> None:
+    made = pdf(b"BT (b) Tj ET", b"BT (a) Tj ET", ids=(21, 20)).replace(b"/Root", b"/Boot")
+    assert read(made) == {"text": "a\n\nb", "share": 1}
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_codes_mean_what_the_font_maps_them_to(packs: bool) -> None:
+    made = pdf(b"BT /F 9 Tf <0001001000120020 0021> Tj ET", font=MAPPED, packs=packs, ids=(20,))
+    assert read(made) == {"text": "fi\u03b1\u03b3x\U0001f600", "share": 1}
+
+
+def test_reading_ends_when_there_is_enough() -> None:
+    made = pdf(*[b"BT (four) Tj ET"] * 4, ids=(20, 21, 22, 23))
+    assert read(made, 5) == {"text": "four\n\nfour", "share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (pdf(LINES).replace(b"/Root", b"/Encrypt 5 0 R/Root"), "is encrypted: save it without a password."),
+        (pdf(b"q 100 0 0 100 0 0 cm /Im Do Q", ids=(20,)), "holds pictures of pages, no text."),
+        (
+            pdf(b"BT /F 9 Tf <00010010> Tj ET", font=UNMAPPED, ids=(20,)),
+            "has fonts that do not say which letters they show.",
+        ),
+        (b"%PDF-1.5\n" + bytes(range(256)) * 40, "is broken: no pages are found in it."),
+        (
+            b"1 0 obj <</Type/ObjStm/First 99/Length 3>>stream\nabc\nendstream",
+            "is broken: no pages are found in it.",
+        ),
+        (b"1 0 obj <<[(<( 1 0 R stream 2 0 obj /ObjStm", "is broken: no pages are found in it."),
+    ],
+    ids=["encrypted", "pictures", "unmapped", "garbage", "short", "cut"],
+)
+def test_what_cannot_be_read_is_said(content: bytes, told: str) -> None:
+    assert read(content) == told
