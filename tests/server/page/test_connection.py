@@ -5,7 +5,7 @@ import json
 import pytest
 from chromium import Tab
 from fake_frontend import FakeFrontend
-from page_driver import IDLE, MESSAGES, READY, click, hear, opened, say
+from page_driver import IDLE, LISTED, MESSAGES, READY, click, hear, opened, say
 
 from server.errors import READY as SERVER_READY
 from server.errors import loading
@@ -87,6 +87,7 @@ def test_an_answer_that_was_not_finished_can_go_on(tab: Tab, model: FakeFrontend
         if way == "stopped":
             tab.press("Escape")
         else:
+            tab.wait(f"{LISTED} === 'hi'")  # the browser has kept it
             tab.run("document.body.dataset.old = 'yes'; location.reload()")
             tab.wait(f"{READY} && !document.body.dataset.old")
         told = tab.wait(f"{IDLE} && document.querySelector('.assistant .row')?.textContent")
