@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,14 +43,7 @@ def run(arguments: Sequence[str], command: str) -> int:
     )
     given = parser.parse_args(arguments)
     check_folder("--receipt", given.receipt)
-    of_receipt = given.receipt is not None or given.against is not None
-    if of_receipt and len(given.models) > 1:
-        raise CommandError("a receipt is of one model: name one")
-    if not of_receipt and (unknown := [name for name in given.models if name not in known()]):
-        raise CommandError(
-            f"there are no stored answers of {unknown[0]!r}, but of {', '.join(known())}; of any model, "
-            "--receipt FILE keeps what it answers here"
-        )
+    _check(given)
 
     from server.terminal.proving import checks  # which takes a while
     from worker.options import WorkerOptions
@@ -65,6 +59,22 @@ def run(arguments: Sequence[str], command: str) -> int:
     for name in given.models or [name for name in known() if name == "demo" or checks.is_here(name)]:
         found += checks.prove(name, FACTS / f"{name}.json", with_operations=not found)
     return _show(found)
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raises CommandError for words that do not fit each other."""
+    of_receipt = given.receipt is not None or given.against is not None
+    if given.receipt is not None and given.against is not None:
+        raise CommandError("--receipt writes a file, and --against reads one: give one of them")
+    if not of_receipt and (given.dtype != "auto" or given.cpu_threads is not None):
+        raise CommandError("--dtype and --cpu-threads are for receipts: add --receipt or --against FILE")
+    if of_receipt and len(given.models) > 1:
+        raise CommandError("a receipt is of one model: name one")
+    if not of_receipt and (unknown := [name for name in given.models if name not in known()]):
+        raise CommandError(
+            f"there are no stored answers of {unknown[0]!r}, but of {', '.join(known())}; of any model, "
+            "--receipt FILE keeps what it answers here"
+        )
 
 
 def known() -> list[str]:

@@ -177,6 +177,12 @@ def test_what_is_no_receipt_is_refused(tmp_path: Path) -> None:
         command.run(["gpt2"], "facet prove")
 
 
+@pytest.mark.parametrize("given", (["--receipt", "a", "--against", "b"], ["--dtype", "float32"]), ids=str)
+def test_options_that_do_not_fit_are_refused(given: list[str]) -> None:
+    with pytest.raises(CommandError, match=r"give one of them|for receipts"):
+        command.run(given, "facet prove")
+
+
 def test_the_command_computes_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(["demo"], "facet prove") == 0
     lines = capsys.readouterr().out.splitlines()
