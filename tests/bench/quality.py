@@ -35,8 +35,8 @@ from drive import Driver, load_ranks
 from packed import Recipe, write_near
 from packed_floats import write_floats, write_mxfp4
 
-_KNOWLEDGE = Path(__file__).parents[1] / "support" / "demo_training" / "knowledge"
-_TEXTS = ("general.txt", "small_talk.txt")
+_TEXTS = Path(__file__).with_name("known_texts.txt")
+"""Questions and answers that the demo model has learned."""
 _LENGTH, _COUNT = 256, 16
 """The length in tokens of the pieces whose logits are compared."""
 _LINES = 64
@@ -157,7 +157,7 @@ def _title(dtype: torch.dtype, name: str | None) -> str:
 
 
 def main(folder: Path, others: Mapping[str, Path]) -> None:
-    texts = "".join((_KNOWLEDGE / name).read_text() for name in _TEXTS)
+    texts = _TEXTS.read_text()
     facts = LLM(str(folder)).facts
     if "generate" in facts.tasks:
         tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
