@@ -23,7 +23,7 @@ _COLUMNS = {
         ("ttft_ms", "TTFT ms"),
         ("tpot_ms", "TPOT ms"),
     ),
-    "embeddings": (("inputs_per_second", "inputs/s"), ("e2el_ms", "ms")),
+    "embeddings": (("inputs_per_second", "inputs/s"),),
     "overhead": (
         ("requests_per_second", "requests/s"),
         ("output_tokens_per_second", "output tokens/s"),
@@ -63,6 +63,7 @@ def write(path: Path, known: Record) -> None:
         after = rest.partition(END)[2]
     pictures = {name: svg(chart) for name, chart in _charts(known["records"])}
     for name, picture in pictures.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
         (path.parent / name).write_text(picture + "\n", "utf-8")
     text = "\n\n".join([BEGIN, *_sections(known, list(pictures)), END])
     path.write_text(f"{before}{text}{after or chr(10)}", "utf-8")
@@ -78,11 +79,11 @@ def _sections(known: Record, pictures: Sequence[str]) -> Iterator[str]:
         if part in _NOTES:
             yield _NOTES[part]
         if part == "generation":
-            yield "\n".join(f"![{name.removesuffix('.svg')}]({name})" for name in pictures)
+            yield "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
         for model in _unique(record["model"] for record in records):
             yield f"**{model}**"
             mine = [record for record in records if record["model"] == model]
-            yield _table(mine, _COLUMNS[part])
+            yield from _tables(mine, _COLUMNS[part])
             yield from _failures(mine)
 
 
@@ -91,9 +92,9 @@ def _about(known: Record) -> str:
     rounds = 1 + max((record["round"] for record in records), default=0)
     about = (
         f"{machine['cores']} cores ({machine['processor']}; {', '.join(machine['instructions'])}), "
-        f"{machine['memory_gib']} GiB, {known['date']}. Medians of up to {rounds} rounds. Below each figure "
+        f"{machine['memory_gib']} GiB, {known['date']}. Medians of up to {rounds} rounds. Behind each figure "
         "of another server stands what Facet has as a multiple of it, and with int8 weights as one of Q8_0: "
-        "the median, the least and the most of the ratios within a round. At its best this machine has read "
+        "the median of the ratios within a round. At its best this machine has read "
         f"{machine['read_gb_s']:.1f} GB/s, and multiplied {machine['bf16_tflop_s']:.2f} TFLOP/s in bfloat16 "
         f"and {machine['fp32_tflop_s']:.2f} in float32."
     )
@@ -101,18 +102,25 @@ def _about(known: Record) -> str:
     return "\n".join([about, "", *(f"- {side}: {known['sides'].get(side, '')}" for side in present)])
 
 
-def _table(records: Sequence[Record], columns: Sequence[tuple[str, str]]) -> str:
-    lines = [
-        "| work | server | " + " | ".join(title for _, title in columns) + " |",
-        "|---|---|" + "---:|" * len(columns),
-    ]
+def _tables(records: Sequence[Record], columns: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """One table with a row for each side; of several cases a table for each metric, a row for each case."""
     good = [record for record in records if "failure" not in record]
-    for case in _unique(record["case"] for record in good):
-        mine = [record for record in good if record["case"] == case]
-        for side in _unique([OURS, *(record["side"] for record in mine)]):
-            cells = [_cell(mine, side, metric) for metric, _ in columns]
-            lines.append(f"| {case} | {side} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    cases = _unique(record["case"] for record in good)
+    sides = _unique([OURS, *(record["side"] for record in good)])
+    if len(cases) <= 1:
+        rows = [[side, *(_cell(good, side, metric) for metric, _ in columns)] for side in sides]
+        yield _table(["", *(title for _, title in columns)], rows)
+        return
+    for metric, title in columns:
+        named = [side for side in sides if _median(good, side, metric) is not None]
+        by_case = {case: [record for record in good if record["case"] == case] for case in cases}
+        rows = [[case, *(_cell(mine, side, metric) for side in named)] for case, mine in by_case.items()]
+        yield _table([title, *named], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(records: Sequence[Record], side: str, metric: str) -> str:
@@ -123,8 +131,7 @@ def _cell(records: Sequence[Record], side: str, metric: str) -> str:
     ratios = _ratios(records, side, metric)
     if not ratios:
         return shown
-    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-    return f"{shown}<br>**{statistics.median(ratios):.2f}**{spread}"
+    return f"{shown} (**{statistics.median(ratios):.2f}**)"
 
 
 def _ratios(records: Sequence[Record], side: str, metric: str) -> list[float]:
@@ -164,7 +171,7 @@ def _charts(records: Sequence[Record]) -> Iterator[tuple[str, Chart]]:
             if lines:
                 kind = metric.partition("_")[0]
                 yield (
-                    f"performance-{name}-{kind}.svg",
+                    f"performance/{name}-{kind}.svg",
                     Chart(f"{name}: {title}", "requests at once", y, lines),
                 )
 

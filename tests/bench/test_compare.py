@@ -59,14 +59,14 @@ def test_only_what_stands_between_the_marks_is_written_anew(load, tmp_path: Path
     assert text.startswith("# Before\n")
     assert text.endswith("\n\n## After\n")
     assert (text.count(page.BEGIN), text.count(page.END), text.count("old")) == (1, 1, 0)
-    assert "| 30<br>**3.00** (2.00 to 3.50) |" in text
+    assert "| vLLM | 30 (**3.00**) |" in text
     assert "has read 40.0 GB/s, and multiplied 1.00 TFLOP/s in bfloat16 and 0.50 in float32" in text
     assert "- facet: 1\n- vLLM: 2 as installed\n" in text
     assert "Infinity" not in text, "it was not measured"
     assert "vLLM, 256 in, 64 out, 1 at once, round 3: 2 requests failed." in text
-    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
+    pictures = sorted(path.name for path in (tmp_path / "performance").glob("*.svg"))
     assert len(pictures) == 2
-    assert all(name in text for name in pictures)
+    assert all(f"performance/{name}" in text for name in pictures)
 
 
 def test_a_side_that_did_not_start_is_told(load, tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_eight_bits_stand_beside_eight_bits(load, tmp_path: Path) -> None:
     page.write(tmp_path / "p.md", known(*(record(side, 0, tokens) for side, tokens in sides.items())))
     text = (tmp_path / "p.md").read_text()
     assert "| facet int8 | 90 |" in text
-    assert "| llama.cpp | 30<br>**2.00** |" in text
-    assert "| llama.cpp Q8_0 | 45<br>**2.00** |" in text
+    assert "| llama.cpp | 30 (**2.00**) |" in text
+    assert "| llama.cpp Q8_0 | 45 (**2.00**) |" in text
 
 
 def checkpoint(folder: Path, **config: int) -> Path:
