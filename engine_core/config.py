@@ -6,11 +6,9 @@ from typing import Annotated, get_args
 
 import msgspec
 
-from worker.options import MEMORY, MODEL, SCHEDULER, OptionDoc, WorkerOptions
+from worker.option_groups import MEMORY, MODEL, SCHEDULER, WORKERS
+from worker.options import OptionDoc, WorkerOptions
 from worker.protocol import Task
-
-WORKERS = "Workers and replicas"
-"""A group of options on the reference page."""
 
 _GATHERING = ("naive",)
 _DISPATCHING = (

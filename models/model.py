@@ -14,7 +14,7 @@ from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
-from models.pooling.pooler import Pooler
+from models.pooling.task_heads import Pooler
 
 
 @dataclass(frozen=True, kw_only=True)

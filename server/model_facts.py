@@ -12,7 +12,7 @@ import msgspec
 
 from engine_core.protocol import Ready, Source
 from models.pooling.config import PoolingConfig
-from server.errors import BadRequest, invalid
+from server.errors import BadRequest
 from worker.protocol import LogprobsMode, Task
 
 Right = Literal[
@@ -229,18 +229,6 @@ class SourceFacts(msgspec.Struct, frozen=True):
         digest = hashlib.sha256(array("q", tokens).tobytes()).hexdigest()
         return Source(digest, len(tokens), tokens=tokens)
 
-    def check_length(self, length: int) -> None:
-        if length == 0:
-            raise BadRequest("The encoder prompt cannot be empty", "prompt")
-        if length > self.longest:
-            raise invalid(
-                "input_tokens",
-                f"This model's encoder reads {self.longest} tokens at most. However, your prompt contains "
-                f"{length} input tokens. Please reduce the length of the input prompt, or have it cut with "
-                "truncate_prompt_tokens=-1.",
-                length,
-            )
-
 
 TAG = ":latest"
 """The tag of a model's name in Ollama's API that may be left out."""
@@ -315,54 +303,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def room_for_answer(self, prompt_len: int) -> int:
         """The most tokens of an answer to a prompt of so many tokens."""
         return self.max_model_len - (prompt_len if self.sources is None else len(self.sources.start))
-
-    def check_prompt_length(self, length: int) -> None:
-        """Refuses a prompt that leaves no room for one output token, in vLLM's words."""
-        if self.sources is not None:
-            return self.sources.check_length(length)
-        if length == 0:
-            raise BadRequest("The decoder prompt cannot be empty", "prompt")
-        if length > self.max_model_len:
-            raise invalid(
-                "input_tokens",
-                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt "
-                f"contains {length} input tokens, which exceeds this limit even without any output tokens. "
-                "Please reduce the length of the input prompt.",
-                length,
-            )
-        if length == self.max_model_len:
-            raise BadRequest(
-                f"The decoder prompt (length {length}) plus the number of requested output tokens (at least "
-                f"1) is longer than the maximum model length of {self.max_model_len}. Make sure that "
-                "`max_model_len` is no smaller than the number of text tokens plus 1.",
-                "prompt",
-            )
-
-    def longest_text(self, in_windows: bool) -> int:
-        """The longest text in tokens, of those whose parts may be read one by one or of others."""
-        return max(self.max_text_len, (in_windows and self.pooling.max_embed_len) or 0)
-
-    def check_text(self, ids: list[int], param: str, index: int, *, in_windows: bool = False) -> None:
-        """Refuses tokens that cannot be pooled, and tells which of a request's texts they are."""
-        self.check_token_ids(ids, param)
-        if not ids:
-            raise BadRequest(f"The decoder prompt cannot be empty ({param} {index} has no tokens).", param)
-        if len(ids) > self.longest_text(in_windows):
-            most = self.longest_text(in_windows)
-            raise self.text_too_long(
-                f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids), most
-            )
-
-    def text_too_long(
-        self, text: str, param: str, found: str, size: int, most: int | None = None
-    ) -> BadRequest:
-        return invalid(
-            param,
-            f"This model's maximum context length is {most or self.max_text_len} tokens. However, {text} "
-            f"contains {found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or "
-            "with `truncate` where the endpoint has that.",
-            size,
-        )
 
     def check_token_ids(self, ids: list[int], param: str) -> None:
         size = self.vocab_size

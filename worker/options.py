@@ -15,9 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MODEL, MEMORY, SCHEDULER, PLUGINS = "Model", "Device and memory", "Scheduler", "Plug-ins"
-ADAPTERS = "Adapters"
-"""Groups of options on the reference page."""
+from worker.option_groups import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from models.pooling.pooler import Pooler
+from models.pooling.task_heads import Pooler
 from worker.protocol import Pooling, Task
 
 POOLED: tuple[Task, ...] = get_args(Task)

@@ -27,13 +27,13 @@ from models.conversion.task_poolers import (
 from models.layers.attention import CachedAttention
 from models.layers.stages import if_held
 from models.model import ModelSetup, stream_size
-from models.pooling.pooler import (
+from models.pooling.projection import Matrix
+from models.pooling.sentence_files import Mode
+from models.pooling.task_heads import (
     Pooler,
     TaskHead,
     normalize,
 )
-from models.pooling.projection import Matrix
-from models.pooling.sentence_files import Mode
 from models.weight_slices import WeightsError
 
 

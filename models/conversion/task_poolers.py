@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from models.config import ConfigError
 from models.model import ModelSetup
 from models.pooling.config import PoolingConfig
-from models.pooling.pooler import (
+from models.pooling.projection import FileMatrix, Projection
+from models.pooling.representations import Splade, TokenVectors, TokenWeights
+from models.pooling.sentence_files import Mode
+from models.pooling.task_heads import (
     ACTIVATIONS,
     Counted,
     Every,
@@ -26,9 +29,6 @@ from models.pooling.pooler import (
     Weighed,
     normalize,
 )
-from models.pooling.projection import FileMatrix, Projection
-from models.pooling.representations import Splade, TokenVectors, TokenWeights
-from models.pooling.sentence_files import Mode
 from models.pooling.token_groups import reduce_tokens
 
 

@@ -19,8 +19,8 @@ from models.conversion.pooling_models import PoolingModel
 from models.layers.linear import frozen
 from models.model import ModelSetup
 from models.pooling.entity_files import EntityFacts, read_entities
-from models.pooling.pooler import ACTIVATIONS, Every, Merged, PoolBatch, Pooler, PoolingLike, TaskHead
 from models.pooling.sentence_files import Mode
+from models.pooling.task_heads import ACTIVATIONS, Every, Merged, PoolBatch, Pooler, PoolingLike, TaskHead
 from models.registry import resolve
 
 _ENCODERS = {

@@ -20,7 +20,7 @@ from models.lora_config import (
 )
 from models.plain_files import shown
 from models.pooling.config import Activation
-from models.pooling.pooler import ACTIVATIONS, Every, Merged, TaskHead
+from models.pooling.task_heads import ACTIVATIONS, Every, Merged, TaskHead
 
 _ACTIVATIONS: dict[str, Activation] = {"regression": "identity", "multi_label_classification": "sigmoid"}
 

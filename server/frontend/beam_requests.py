@@ -17,7 +17,7 @@ from engine_core.protocol import Failed, Tokens
 from server.access.client_identity import of_later_texts
 from server.errors import from_engine
 from server.frontend.text_output import CheckedPrompt, Choice, Delta
-from server.requests.beam_rounds import FIRST_ROUND, Beam, BeamRules, advance
+from server.requests.beam_search import FIRST_ROUND, Beam, BeamRules, advance
 from server.text.tokenizer import unpack
 from worker.protocol import Sampling
 

@@ -27,8 +27,7 @@ from server.media.media_cache import KeptItem as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
-from server.requests.beam_rounds import BeamParams, BeamRules
-from server.requests.beam_search import read_rules
+from server.requests.beam_search import BeamParams, BeamRules, read_rules
 from server.requests.pooling import TOKENS_AT_ONCE, PooledText, items_to_send
 from server.requests.sampling_params import SamplingParams
 from server.requests.timing import sent_later

@@ -37,7 +37,8 @@ from server.reading.prompts import Prompt as ReadPrompt
 from server.reading.prompts import ReadingContext, prepare_prompt, write_chat
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PooledText, PoolingParams, TextReader, Truncation, find_prompt
-from server.requests.sampling_params import RequestOutputKind, SamplingParams, kept_tokens
+from server.requests.prompt_length import kept_tokens
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.schemas.chat import ChatRequest
 from server.text.control_tokens import without_cuts
 from server.text.tokenizer import LONG_TEXT, unpack

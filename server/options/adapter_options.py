@@ -7,7 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from worker.options import ADAPTERS, OptionDoc
+from worker.option_groups import ADAPTERS
+from worker.options import OptionDoc
 
 MOST_NAME = 200
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")

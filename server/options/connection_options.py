@@ -6,10 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from worker.option_groups import HTTP
 from worker.options import OptionDoc
-
-HTTP = "HTTP"
-"""A group of options on the reference page."""
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):

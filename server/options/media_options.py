@@ -7,9 +7,8 @@ from typing import Annotated, cast
 
 import msgspec
 
+from worker.option_groups import MEDIA
 from worker.options import OptionDoc
-
-MEDIA = "Media in requests"
 
 MEDIA_KINDS = ("image", "audio", "video")
 SERVED_KINDS = ("image", "audio", "video")

@@ -13,15 +13,13 @@ from typing import Any, cast
 
 import msgspec
 
-from engine_core.config import WORKERS
 from server.options.adapter_options import read_module
-from server.options.media_options import MEDIA
 from server.options.option_parsing import Option, OptionError, VllmFlag
 from server.options.option_sources import read_fields
-from server.options.server_flags import ANSWERS, TEXT, ServerConfig
+from server.options.server_flags import ServerConfig
 from worker.host.machine import hides_cards
 from worker.host.nvidia import cards_here, cuda_of_torch, why_unusable
-from worker.options import ADAPTERS, MEMORY, MODEL, SCHEDULER
+from worker.option_groups import ADAPTERS, ANSWERS, MEDIA, MEMORY, MODEL, SCHEDULER, TEXT, WORKERS
 
 _GROUPS = (MODEL, ADAPTERS, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS)
 """Groups of options that a model may have for itself. Others are those of the whole server."""

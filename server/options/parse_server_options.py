@@ -15,12 +15,9 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
-from server.options.connection_options import HTTP
 from server.options.foreign_options import LLAMA_FLAGS, VLLM_FLAGS, read_variables
 from server.options.help_pages import asked_help, help_page
-from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
 from server.options.option_parsing import (
@@ -36,20 +33,15 @@ from server.options.option_parsing import (
     undotted,
 )
 from server.options.option_sources import from_environment, from_file, from_keywords
-from server.options.server_flags import ACCESS, ANSWERS, LOGS, REPORTS, TEXT, ServerConfig, shown_name
+from server.options.server_flags import ServerConfig, shown_name
 from server.options.shorthands import Shorthands, expand
-from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER
+from worker.option_groups import GROUPS
 
 PREFIX = "FACET_"
 
 
-_GROUPS = (
-    *(MODEL, ADAPTERS, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, PLUGINS),
-    LOGS,
-)
-
 OPTIONS: list[Option] = sorted(
-    [*options_of(ServerConfig), *options_of(Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
+    [*options_of(ServerConfig), *options_of(Shorthands)], key=lambda option: GROUPS.index(option.doc.group)
 )
 """Every option, for the parsers below and for the reference page."""
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from worker.options import PLUGINS, OptionDoc
+from worker.option_groups import PLUGINS
+from worker.options import OptionDoc
 
 
 class PluginOptions(msgspec.Struct, frozen=True, kw_only=True):

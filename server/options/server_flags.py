@@ -14,16 +14,15 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from engine_core.config import WORKERS, EngineConfig, Replicas
+from engine_core.config import EngineConfig, Replicas
 from server.options.adapter_options import AdapterOptions
-from server.options.connection_options import HTTP, ConnectionOptions
+from server.options.connection_options import ConnectionOptions
 from server.options.media_options import MediaOptions
 from server.options.plugin_options import PluginOptions
 from worker import logs
-from worker.options import MEMORY, MODEL, OptionDoc, share_or_size
+from worker.option_groups import ACCESS, ANSWERS, HTTP, LOGS, MEMORY, MODEL, REPORTS, TEXT, WORKERS
+from worker.options import OptionDoc, share_or_size
 from worker.protocol import LogprobsMode
-
-TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
 
 
 class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +63,6 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         usual = 1 if self.batch_dir is None else 10
         return int((usual if self.batch_gib is None else self.batch_gib) * (1 << 30))
 
-
-ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 

@@ -8,8 +8,8 @@ import msgspec
 
 from engine_core.config import OLD_TASKS
 from server.options.option_parsing import OptionError
-from server.options.server_flags import TEXT
-from worker.options import MODEL, SCHEDULER, OptionDoc
+from worker.option_groups import MODEL, SCHEDULER, TEXT
+from worker.options import OptionDoc
 
 
 class Shorthands(msgspec.Struct, frozen=True):

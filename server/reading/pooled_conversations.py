@@ -12,6 +12,7 @@ from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, quoted_words
 from server.reading.prompts import ReadingContext, encode_conversation, write_conversation
 from server.requests.pooling import PooledText, PoolingParams, TextReader, find_prompt, prompt_for
+from server.requests.prompt_length import check_text_tokens
 from server.requests.scoring import (
     Compared,
     Pairs,
@@ -110,7 +111,7 @@ def item_with_media(
         ids, placed = encode_conversation(written, context, add_special_tokens=special, bounded=keep is None)
     if keep is not None and len(ids) > keep:
         ids, placed = cut_prompt(ids, placed, keep, left=left)
-    context.facts.check_text(ids, reader.name, index)
+    check_text_tokens(ids, reader.name, index, context.facts)
     return PooledText(ids, params, placed)
 
 

@@ -35,7 +35,8 @@ from server.reading.row_parts import check_shows_no_tokens, take_row_files, with
 from server.reading.system_messages import tell_tools
 from server.requests.decisions import ORDERS
 from server.requests.pooling import CUT_MARGIN
-from server.requests.sampling_params import check_logprobs, kept_tokens
+from server.requests.prompt_length import check_prompt_characters, check_prompt_length, kept_tokens
+from server.requests.sampling_params import check_logprobs
 from server.schemas.body import check_text
 from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -180,7 +181,7 @@ def _prepare_embeds(file: str, body: CompletionRequest, context: ReadingContext)
     keep = kept_tokens(body.truncate_prompt_tokens, body.most_tokens, context.facts)
     if keep is not None and keep < len(rows):
         rows = rows[:keep] if body.truncation_side == "right" else rows[len(rows) - keep :]
-    context.facts.check_prompt_length(len(rows))
+    check_prompt_length(len(rows), context.facts)
     return Prompt([0] * len(rows), "", rows=cut_rows(rows))
 
 
@@ -306,7 +307,7 @@ def prepare_prompt(
     if keep is not None and len(ids) > keep:
         text = None
         ids, placed = cut_prompt(ids, placed, keep, left=left)
-    facts.check_prompt_length(len(ids))
+    check_prompt_length(len(ids), facts)
     facts.check_token_ids(ids, "prompt")
     return Prompt(ids, text, placed, rows)
 
@@ -318,7 +319,7 @@ def encode_conversation(
     model whatever its tokens are."""
     check_text(written.text)
     if bounded:
-        context.tokenizer.check_text_length(written.plain_text, context.facts.longest_prompt)
+        check_prompt_characters(written.plain_text, context.facts, context.tokenizer)
     special, media = add_special_tokens, context.facts.media
     if written.is_plain:
         return context.tokenizer.encode(written.text, special), []

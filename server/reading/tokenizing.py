@@ -12,6 +12,7 @@ from server.errors import too_many
 from server.media.prompt import Written
 from server.reading.prompts import ReadingContext, encode_conversation, write_answered, write_chat
 from server.reading.row_parts import with_rows
+from server.requests.prompt_length import check_prompt_characters
 from server.schemas.chat import ChatRequest
 from server.schemas.tei import DecodeRequest, TeiTokenize
 from server.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -80,7 +81,7 @@ def read_tei_tokenize(body: TeiTokenize, context: ReadingContext) -> bytes:
     prompt = body.prompt("embed", context.facts)
     texts = [prompt + text for text in body.texts]
     for text in texts:
-        context.tokenizer.check_text_length(text, context.facts.longest_prompt)
+        check_prompt_characters(text, context.facts, context.tokenizer)
     special = body.add_special_tokens
     return msgspec.json.encode([_simple_tokens(text, context.tokenizer, special) for text in texts])
 

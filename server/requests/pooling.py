@@ -17,6 +17,7 @@ from server.errors import BadRequest, invalid
 from server.media.media_cache import KeptItem as MediaItem
 from server.media.prompt import Placed, as_media
 from server.model_facts import OUTPUTS, Facts, find_outputs, find_task
+from server.requests.prompt_length import check_query_or_document, check_text_characters, check_text_tokens
 from server.requests.unsupported_parameters import UnsupportedPooling
 from server.text.control_tokens import CUT, without_cuts
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -225,9 +226,8 @@ class TextReader:
     def _written(self, text: str, index: int) -> str:
         written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:
-            most = self.facts.longest_text(self.in_windows)
-            size = len(without_cuts(written) if CUT in written else written)
-            check_characters(size, f"{self.name} {index}", self.facts, self.tokenizer, most)
+            size, text = len(without_cuts(written) if CUT in written else written), f"{self.name} {index}"
+            check_text_characters(size, text, self.facts, self.tokenizer, in_windows=self.in_windows)
         elif CUT not in written:  # Text beyond this would be cut after encoding anyway.
             most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
             written = written[-most:] if self.truncation.left else written[:most]
@@ -268,17 +268,8 @@ class TextReader:
         return ids[-keep:] if self.truncation.left else ids[:keep]
 
     def _checked(self, ids: list[int], index: int, params: Pooling) -> list[int]:
-        self.facts.check_text(ids, self.name, index, in_windows=self.in_windows)
-        most = self.facts.pooling.texts.most_tokens(query=params.query)
-        if most is not None and len(ids) > most:
-            kind = "query" if params.query else "document"
-            raise invalid(
-                "input_tokens",
-                f"This model reads a {kind} of up to {most} tokens, and {self.name} {index} has {len(ids)}. "
-                "Reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with `truncate` where "
-                "the endpoint has that.",
-                len(ids),
-            )
+        check_text_tokens(ids, self.name, index, self.facts, in_windows=self.in_windows)
+        check_query_or_document(ids, self.name, index, self.facts, query=params.query)
         return ids
 
 
@@ -294,14 +285,6 @@ def _filled(ids: list[int], params: Pooling, expansion: Expansion | None) -> Poo
         return PooledText(ids, params)
     unseen = 0 if expansion.attends else missing
     return PooledText([*ids, *[expansion.token] * missing], msgspec.structs.replace(params, unseen=unseen))
-
-
-def check_characters(
-    size: int, text: str, facts: Facts, tokenizer: Tokenizer, most: int | None = None
-) -> None:
-    """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
-    if size > (most or facts.max_text_len) * tokenizer.longest_token:
-        raise facts.text_too_long(text, "input_text", f"{size} characters", size, most)
 
 
 def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:

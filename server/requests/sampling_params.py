@@ -20,6 +20,7 @@ import msgspec
 from server.errors import BadRequest, invalid, refuse_for_sources, too_many
 from server.grammars.response_format import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
+from server.requests.prompt_length import check_prompt_length
 from server.requests.repetition import RepetitionDetectionParams
 from server.requests.unsupported_parameters import UnsupportedSampling
 from worker.protocol import Sampling
@@ -162,7 +163,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _for_length(self, resolved: Sampling, facts: Facts, prompt_len: int) -> list[Sampling]:
         """The same for a prompt of another length."""
-        facts.check_prompt_length(prompt_len)
+        check_prompt_length(prompt_len, facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         self._check_min_tokens(max_tokens)
         return self._choices(msgspec.structs.replace(resolved, max_tokens=max_tokens, seed=self._seed()))
@@ -171,7 +172,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         """Returns one Sampling for each of the n choices; raises BadRequest."""
         if _unsupported(self) != _NOTHING:
             self.check_unsupported(UnsupportedSampling.__struct_fields__)
-        facts.check_prompt_length(prompt_len)
+        check_prompt_length(prompt_len, facts)
         numbers = self._numbers(facts)
         if self.n > facts.limits.n:
             raise invalid("n", f"n must be at most {facts.limits.n}, got {self.n}.", self.n)
@@ -373,23 +374,3 @@ def _check_bad_word_tokens(count: int, facts: Facts) -> None:
     most = facts.limits.bad_word_tokens
     if count > most:
         raise BadRequest(f"bad_words may hold at most {most} tokens together, got {count}.", "bad_words")
-
-
-def kept_tokens(asked: int | None, max_tokens: int | None, facts: Facts) -> int | None:
-    """Returns how many tokens of a prompt truncate_prompt_tokens keeps; None keeps all."""
-    if asked is None:
-        return None
-    if asked > facts.longest_prompt:
-        raise invalid(
-            "truncate_prompt_tokens",
-            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.longest_prompt}. "
-            "Please request a smaller truncation size.",
-            asked,
-        )
-    if asked < -1:
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens={asked} must be at least -1.", asked)
-    if asked == -1 and facts.sources is not None:
-        return facts.longest_prompt
-    if asked == -1:
-        return max(1, facts.max_model_len - max(1, max_tokens or 1))
-    return asked

@@ -17,6 +17,7 @@ import msgspec
 from server.errors import ApiError, BadRequest, Unavailable
 from server.model_facts import Facts, no_scores
 from server.requests import pooling
+from server.requests.prompt_length import check_text_characters, check_text_tokens
 from server.requests.vectors import as_array, by_task, compare, compare_sparse, scalar
 from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Vectors
@@ -219,7 +220,7 @@ def with_pair_end(items: list[pooling.PooledText], facts: Facts) -> list[pooling
         return items
     ended = [[*unpack(item.tokens), end] for item in items]
     for index, ids in enumerate(ended):
-        facts.check_text(ids, "pair", index)
+        check_text_tokens(ids, "pair", index, facts)
     return [msgspec.structs.replace(item, tokens=ids) for item, ids in zip(items, ended, strict=True)]
 
 
@@ -239,12 +240,12 @@ def _pair_items(
         texts = [(query.lower(), document.lower()) for query, document in texts]
     if truncation.keep is None:
         for index, (query, document) in enumerate(texts, first):
-            pooling.check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
+            check_text_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
     items: list[pooling.PooledText] = []
     for start in range(0, len(texts), pooling.TEXTS_AT_ONCE):
         some = texts[start : start + pooling.TEXTS_AT_ONCE]
         for ids, second_at in tokenizer.encode_pairs(some, truncation.keep, left=truncation.left):
-            facts.check_text(ids, "pair", first + len(items))
+            check_text_tokens(ids, "pair", first + len(items), facts)
             items.append(pooling.PooledText(ids, msgspec.structs.replace(params, second_at=second_at)))
     return items
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from server.errors import BadRequest
 from server.model_facts import LIMITS
-from server.requests.beam_rounds import BeamParams
+from server.requests.beam_search import BeamParams
 from server.requests.repetition import RepetitionDetectionParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.timing import TimingReport

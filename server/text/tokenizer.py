@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from engine_core.protocol import Spelling
-from server.errors import BadRequest, invalid
+from server.errors import BadRequest
 from server.text.chat_template import ChatTemplate
 from server.text.control_tokens import CUT, TextDivider, control_words
 from server.text.detokenizer import ByteDecoding, ByteText, MarkedText, TextState, WindowText, byte_decoding
@@ -247,17 +247,6 @@ class Tokenizer:
         if keep is not None:
             encoding.truncate(max(0, keep), direction="left" if left else "right")
         return encoding
-
-    def check_text_length(self, text: str, longest: int) -> None:
-        """Refuses, without tokenizing, a text that no cut into tokens could make as short as `longest`."""
-        if len(text) > longest * self.longest_token:
-            raise invalid(
-                "input_text",
-                f"This model's maximum context length is {longest} tokens. However, your prompt "
-                f"contains {len(text)} characters, which exceeds this limit even without any output tokens. "
-                "Please reduce the length of the input prompt.",
-                len(text),
-            )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         state = self.text_state((), skip_special_tokens)

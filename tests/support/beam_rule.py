@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from server.requests.beam_rounds import Beam, BeamParams
+from server.requests.beam_search import Beam, BeamParams
 
 Likely = Callable[[list[int], int], Iterable[tuple[int, float]]]
 """The type of a function that tells so many tokens that may follow others, and their logprobs, falling."""

@@ -22,7 +22,7 @@ from models.model import ServedModel
 from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
-from models.pooling.pooler import Pieces, PoolBatch
+from models.pooling.task_heads import Pieces, PoolBatch
 
 PROMPTS = [random.Random(seed).choices(range(5, 300), k=length) for seed, length in enumerate((23, 1, 9, 14))]
 NO, YES = 71, 200

@@ -23,7 +23,7 @@ from models.lora.heads import read_head
 from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
 from models.ops.lora_ops import PreparedAdapter
-from models.pooling.pooler import TaskHead
+from models.pooling.task_heads import TaskHead
 from models.towers.model import find_tower
 from worker.calls.messages import AdapterFacts
 from worker.options import LoraOptions

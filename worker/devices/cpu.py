@@ -16,7 +16,8 @@ from worker.cache_tiers.host_copies import AtOnce, HostCopies, make_copies
 from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
-from worker.host.machine import available_memory, total_memory, usable_cores
+from worker.host.cpu_threads import count_threads, give_threads
+from worker.host.machine import available_memory, total_memory
 from worker.host.memory import Pages, PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.packing import Packed
@@ -30,9 +31,6 @@ from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 
 logger = logging.getLogger(__name__)
-
-_TORCH_THREADS = torch.get_num_threads()
-"""The threads that torch would use: it has read OMP_NUM_THREADS, and who sets that means us too."""
 
 
 class Cpu:
@@ -55,7 +53,7 @@ class Cpu:
         self._ranks, self._most_cache_bytes = ranks, most_cache_bytes or 4 * GIB
         self._quantization = quantization
         self._weight_bytes = 0
-        self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
+        self.threads = count_threads(threads, ranks)
         self.kernels = operations.open_kernels(self.threads, quantization, input_bits)
         library, _ = operations.choose_kernels()
         self._has_library = library is not None
@@ -95,7 +93,7 @@ class Cpu:
         held = list(weights)
         self._weight_bytes = sum(weight.nbytes for weight in held)
         if not any(isinstance(weight, Packed) for weight in held):
-            torch.set_num_threads(self.threads)
+            give_threads(self.threads, None)
         if self._quantization is not None:
             logger.info("%s", describe_savings(self._quantization, held))
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from models.pooling.pooler import SparseWeights
+from models.pooling.task_heads import SparseWeights
 from worker.protocol import StepInput, StepOutput, Task
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampledTokens, SampleTargets

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.pooling.pooler import SparseWeights
+from models.pooling.task_heads import SparseWeights
 from worker.protocol import StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
 from worker.steps.batch import Batch, Outcome, PooledRow, PooledVectors, Tell

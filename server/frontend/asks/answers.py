@@ -36,7 +36,7 @@ from server.media.prompt import as_media
 from server.options.server_flags import GuessReportLevel
 from server.output_parsing.unread_text import CallEnded, Text
 from server.reading.prompts import Conversation, Prompt
-from server.requests.beam_rounds import BeamParams
+from server.requests.beam_search import BeamParams
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics, report_guesses
 from server.requests.timing import RawHeaders

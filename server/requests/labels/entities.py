@@ -19,6 +19,7 @@ from models.pooling.entity_files import EntityFacts
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts, no_task
 from server.requests.pooling import TEXTS_AT_ONCE, PooledText
+from server.requests.prompt_length import check_text_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
@@ -72,7 +73,7 @@ def read_entity_texts(
         for index in own:
             if words[index]:
                 item, words[index] = _item(*next(encoded), len(labels), words[index], about)
-                facts.check_text(item.tokens, "input", index)  # type: ignore[arg-type]  # a list
+                check_text_tokens(item.tokens, "input", index, facts)  # type: ignore[arg-type]  # a list
                 items += [item] if words[index] else []
     return items, words
 

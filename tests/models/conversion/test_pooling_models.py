@@ -18,8 +18,8 @@ from models.conversion.pooling_models import convert_class
 from models.layers.attention import Attention
 from models.model import ModelSetup
 from models.pooling.config import TWO_WAY, PoolingConfig
-from models.pooling.pooler import PoolBatch
 from models.pooling.projection import Matrix
+from models.pooling.task_heads import PoolBatch
 
 
 def converted(

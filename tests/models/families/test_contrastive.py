@@ -29,7 +29,7 @@ from models.loader import LoadOptions, load_model
 from models.media.files import PictureSettings
 from models.media.registry import find_media, make_processor
 from models.parallel.parallel import Parallel
-from models.pooling.pooler import PoolBatch
+from models.pooling.task_heads import PoolBatch
 from models.towers.blocks import segments
 from models.towers.tower import TowerInput, finish
 from models.weight_slices import WeightsError

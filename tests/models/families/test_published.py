@@ -15,8 +15,8 @@ from models.config import read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.pooling.config import PoolingConfig, read_pooling
-from models.pooling.pooler import Merged
 from models.pooling.sentence_files import Dense
+from models.pooling.task_heads import Merged
 
 CONFIGS = read_shapes("published")
 """The config.json of well-known checkpoints, with sizes made small."""

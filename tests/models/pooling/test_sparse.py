@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from models.config import ConfigError
-from models.pooling.pooler import SparseWeights
+from models.pooling.task_heads import SparseWeights
 from worker.steps.output import sparse_vectors
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog, and over the lazy dog; that is all."]

@@ -15,7 +15,7 @@ from server.access.quotas import Account
 from server.errors import BadRequest, DeadlineExceeded, Internal
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import ALL_TOKENS
-from server.requests.beam_rounds import BeamParams
+from server.requests.beam_search import BeamParams
 from server.requests.sampling_params import SamplingParams
 from worker.protocol import TokenLogprobs
 

@@ -12,7 +12,7 @@ from tiny import hf_logits, tiny_checkpoint
 
 from engine_core.engine import Engine
 from engine_core.protocol import AddRequest, Tokens
-from server.requests.beam_rounds import FIRST_ROUND, Beam, BeamParams, BeamRound, BeamRules, advance
+from server.requests.beam_search import FIRST_ROUND, Beam, BeamParams, BeamRound, BeamRules, advance
 from worker.protocol import Sampling, TokenLogprobs
 
 ARCHITECTURES = (

@@ -7,7 +7,7 @@ import torch
 from beam_rule import search
 
 from facet import LLM, AsyncLLM, BadRequest, BeamSearchParams, BeamSearchSequence, SamplingParams
-from server.requests.beam_rounds import BeamParams
+from server.requests.beam_search import BeamParams
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One and one is"]
 

@@ -75,15 +75,6 @@ def test_siglip2_reads_small_letters(tmp_path: Path) -> None:
     assert load(tmp_path).encode("A Cat", add_special_tokens=False) == plain
 
 
-def test_text_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
-    tokenizer = load(write(tmp_path))
-    most = 10 * tokenizer.longest_token
-    tokenizer.check_text_length("x" * most, 10)
-    with pytest.raises(BadRequest, match=f"contains {most + 1} characters") as caught:
-        tokenizer.check_text_length("x" * (most + 1), 10)
-    assert caught.value.param == "input_text"
-
-
 def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:
     write(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -13,6 +13,7 @@ from worker.config import Place
 from worker.devices import cpu as cpu_module
 from worker.devices.cpu import Cpu
 from worker.devices.selection import open_device
+from worker.host import cpu_threads
 from worker.kernels.cpu import operations, torch_operations
 
 
@@ -26,9 +27,9 @@ def test_threads_are_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_on_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_module, "usable_cores", lambda: 12)
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 12)
     monkeypatch.setattr(cpu_module, "available_memory", lambda: 5 * GIB)
-    monkeypatch.setattr(cpu_module, "_TORCH_THREADS", 12)
+    monkeypatch.setattr(cpu_threads, "_TORCH_THREADS", 12)
     for ranks, threads in ((1, 12), (2, 6), (5, 2), (16, 1)):
         device = open_device(worker_config(place=Place(local_ranks=ranks)))
         assert isinstance(device, Cpu)

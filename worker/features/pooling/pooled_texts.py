@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.pooling_ops import Segments
-from models.pooling.pooler import Pieces, PoolBatch, Pooler
+from models.pooling.task_heads import Pieces, PoolBatch, Pooler
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.protocol import QUERY_GONE, Pooling, StepInput

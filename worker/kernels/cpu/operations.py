@@ -6,9 +6,8 @@ import functools
 import logging
 import os
 
-import torch
-
 from worker import logs
+from worker.host.cpu_threads import give_threads
 from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
 from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
@@ -22,14 +21,9 @@ def open_kernels(threads: int, quantization: str | None = None, input_bits: int 
     """The fastest operations that this machine can run. `threads`: how many compute, in all of this process.
     `quantization`: how plain matrices are quantized; `input_bits`: bits to which inputs of matrices are
     rounded that are quantized already.
-
-    Beside the kernels' threads torch gets one for the little that is left to it: others would keep cores busy
-    for milliseconds after each of its operations, waiting for the next.
     """
     library, table = choose_kernels()
-    torch.set_num_threads(threads if library is None else 1)
-    if library is not None:
-        library.function("set_threads")(threads)
+    give_threads(threads, None if library is None else library.function("set_threads"))
     if quantization is None and input_bits is None:
         return table
     return {**table, **_quantizing(library, quantization, input_bits)}

@@ -8,7 +8,7 @@ from interpreted import DEVICE
 from torch import Tensor
 
 from models.ops.pooling_ops import Segments
-from models.pooling.pooler import _MERGE  # pyright: ignore[reportPrivateUsage]
+from models.pooling.task_heads import _MERGE  # pyright: ignore[reportPrivateUsage]
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.pooling_kernel import MODES, apart, pool
 

@@ -8,7 +8,7 @@ from beam_rule import search, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.requests.beam_rounds import FIRST_ROUND, Beam, BeamParams, BeamRound, BeamRules, advance
+from server.requests.beam_search import FIRST_ROUND, Beam, BeamParams, BeamRound, BeamRules, advance
 from worker.protocol import TokenLogprobs
 
 

@@ -19,8 +19,8 @@ from models.config import ConfigError, ModelConfig
 from models.conversion.task_poolers import embedding_pooler, label_pooler
 from models.model import ModelSetup
 from models.pooling.config import Activation, PoolingConfig
-from models.pooling.pooler import PoolBatch, Pooler
 from models.pooling.sentence_files import Dense, LayerNorm, Mode, Normalize
+from models.pooling.task_heads import PoolBatch, Pooler
 from models.weight_slices import WeightsError
 
 THEIRS = Later("sentence_transformers.sentence_transformer.modules")
