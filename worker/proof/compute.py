@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from models import ops
 from models.fingerprint import digest_weights
 from worker.kernels.compare_with_reference import HEAD_DIM, cases_by_type
-from worker.kernels.cpu.operations import choose_kernels
+from worker.kernels.cpu import operations as cpu_operations
 from worker.proof.messages import Computed, OperationCheck, Proof, ProofOrder
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
@@ -26,7 +26,10 @@ _FIRST_STEP = 1 << 20
 
 
 def prove(order: ProofOrder) -> Proof:
-    """Compute all prompts twice: layer by layer, and as a server does, which replays small steps."""
+    """Compute all prompts twice: layer by layer, and as a server does, which replays small steps.
+
+    Of several ranks one tells the answers; the layers of all are the same.
+    """
     layers: list[list[bytes]] = []
     noted: list[bytes] = []
 
@@ -58,7 +61,7 @@ def prove(order: ProofOrder) -> Proof:
 def _kernels(target: torch.device) -> str:
     if target.type != "cpu":
         return torch.cuda.get_device_name(target)
-    library, _ = choose_kernels()
+    library, _ = cpu_operations.choose_kernels()
     return "torch" if library is None else library.level.name
 
 
@@ -74,14 +77,18 @@ def _opened(order: ProofOrder) -> Iterator[Runner]:
 def _compute(runner: Runner, number: int, prompt: list[int], length: int, layers: list[bytes]) -> Computed:
     output = _first(runner, number, prompt, length)
     if "generate" not in runner.facts.tasks:
-        numbers = torch.frombuffer(bytearray(output.pooled[0].data), dtype=torch.float32)
-        return Computed(layers, vector=numbers.tolist())
+        pooled = [
+            torch.frombuffer(bytearray(each.data), dtype=torch.float32) for each in output.pooled.values()
+        ]
+        return Computed(layers, vector=torch.cat(pooled).tolist() if pooled else [])
     outputs = [output]
     for index in range(1, length):
         step = SeqStep(0, len(prompt) + index - 1, 1, [], samples=True, output_index=index)
         outputs.append(_take(runner, StepInput(_FIRST_STEP + number * length + index, [], [step])))
-    logprobs = [each.logprobs[0].values[0] for each in outputs if each.logprobs[0] is not None]
-    return Computed(layers, [each.tokens[0] for each in outputs], logprobs)
+    told = [found for each in outputs for found in each.logprobs if found is not None]
+    return Computed(
+        layers, [token for each in outputs for token in each.tokens], [each.values[0] for each in told]
+    )
 
 
 def _first(runner: Runner, number: int, prompt: list[int], length: int) -> StepOutput:
@@ -113,7 +120,7 @@ def _last_row(result: Any) -> Tensor:
 def compare_operations(head_dim: int, target: torch.device) -> Iterator[OperationCheck]:
     """Compare each operation that the device has of its own with its reference, as a start does."""
     if target.type == "cpu":
-        table, cases_of = choose_kernels()[1], cases_by_type(HEAD_DIM, None)
+        table, cases_of = cpu_operations.choose_kernels()[1], cases_by_type(HEAD_DIM, None)
     else:
         table = {name: getattr(ops, name) for name in ops.SPECIFIED}
         cases_of = cases_by_type(head_dim, target)

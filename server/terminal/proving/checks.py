@@ -7,7 +7,9 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +21,7 @@ from models.config import ConfigError, read_config
 from server.terminal.console import CommandError
 from server.terminal.proving.receipts import changes, difference, read_receipt, receipt_of, receipt_order
 from server.text.tokenizer_files import TokenizerFiles
+from worker.config import Place
 from worker.host.machine import cache_folder
 from worker.logs import last_error
 from worker.options import WorkerOptions
@@ -147,22 +150,22 @@ def _check_tokens(name: str, folder: Path, prompts: Sequence[Prompt]) -> Check:
     return Check(f"{name}: tokenizer", f"{len(prompts)} texts have the same tokens", True)
 
 
-def keep(path: Path, model: str, options: WorkerOptions) -> None:
+def keep(path: Path, model: str, options: WorkerOptions, ranks: int) -> None:
     """Writes a receipt of a model."""
     order = receipt_order(_order(model, options))
-    receipt = receipt_of(model, order, compute(order))
+    receipt = receipt_of(model, order, compute(order, ranks), ranks)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(receipt)))
     print(f"{path}: what decides {len(order.prompts)} answers of {model}, and their digests")
 
 
-def compare_with(path: Path, model: str | None, options: WorkerOptions) -> Iterator[Check]:
+def compare_with(path: Path, model: str | None, options: WorkerOptions, ranks: int) -> Iterator[Check]:
     """Computes the answers of a receipt again, and yields what differs."""
     kept = read_receipt(path)
     model = model or kept.model
     if options.dtype == "auto":
         options = msgspec.structs.replace(options, dtype=kept.dtype)
     order = receipt_order(_order(model, options))
-    found = receipt_of(model, order, compute(order))
+    found = receipt_of(model, order, compute(order, ranks), ranks)
     told = difference(kept, found)
     yield Check(f"{model}: answers", told or f"{len(kept.answers)} are equal to the bit", not told)
     for change in changes(kept, found):
@@ -179,8 +182,19 @@ def _order(name: str, options: WorkerOptions) -> ProofOrder:
         raise CommandError(str(error)) from None
 
 
-def compute(order: ProofOrder) -> Proof:
-    """What a process of its own computes, which imports torch."""
+def compute(order: ProofOrder, ranks: int = 1) -> Proof:
+    """Computes in processes of their own, which import torch: one, or one for each rank."""
+    with TemporaryDirectory(prefix="facet-prove-") as folder, ThreadPoolExecutor(ranks) as threads:
+        met = f"file://{folder}/rendezvous" if ranks > 1 else ""
+        places = [
+            Place(tensor_rank=n, tensor_size=ranks, local_rank=n, local_ranks=ranks, rendezvous=met)
+            for n in range(ranks)
+        ]
+        configs = [msgspec.structs.replace(order.config, place=place) for place in places]
+        return next(threads.map(_compute, [msgspec.structs.replace(order, config=each) for each in configs]))
+
+
+def _compute(order: ProofOrder) -> Proof:
     given = [sys.executable, "-m", "worker.proof.compute"]
     try:
         done = subprocess.run(

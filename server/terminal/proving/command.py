@@ -41,6 +41,14 @@ def run(arguments: Sequence[str], command: str) -> int:
     parser.add_argument(
         "--cpu-threads", type=int, metavar="N", help="For receipts: the threads that compute."
     )
+    parser.add_argument(
+        *("--tensor-parallel-size", "-tp"),
+        type=int,
+        default=1,
+        metavar="N",
+        dest="ranks",
+        help="For receipts: the ranks that share each layer.",
+    )
     given = parser.parse_args(arguments)
     check_folder("--receipt", given.receipt)
     _check(given)
@@ -51,9 +59,9 @@ def run(arguments: Sequence[str], command: str) -> int:
     options = WorkerOptions(dtype=given.dtype, cpu_threads=given.cpu_threads)
     if given.against is not None:
         model = given.models[0] if given.models else None
-        return _show(list(checks.compare_with(Path(given.against), model, options)))
+        return _show(list(checks.compare_with(Path(given.against), model, options, given.ranks)))
     if given.receipt is not None:
-        checks.keep(Path(given.receipt), given.models[0] if given.models else "demo", options)
+        checks.keep(Path(given.receipt), given.models[0] if given.models else "demo", options, given.ranks)
         return 0
     found: list[Check] = []
     for name in given.models or [name for name in known() if name == "demo" or checks.is_here(name)]:
@@ -66,8 +74,10 @@ def _check(given: argparse.Namespace) -> None:
     of_receipt = given.receipt is not None or given.against is not None
     if given.receipt is not None and given.against is not None:
         raise CommandError("--receipt writes a file, and --against reads one: give one of them")
-    if not of_receipt and (given.dtype != "auto" or given.cpu_threads is not None):
-        raise CommandError("--dtype and --cpu-threads are for receipts: add --receipt or --against FILE")
+    if not of_receipt and (given.dtype != "auto" or given.cpu_threads is not None or given.ranks != 1):
+        raise CommandError("--dtype, --cpu-threads and -tp are for receipts: add --receipt or --against FILE")
+    if given.ranks < 1:
+        raise CommandError("-tp is 1 or more")
     if of_receipt and len(given.models) > 1:
         raise CommandError("a receipt is of one model: name one")
     if not of_receipt and (unknown := [name for name in given.models if name not in known()]):

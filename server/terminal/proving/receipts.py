@@ -18,6 +18,7 @@ from worker.proof.messages import Computed, Proof, ProofOrder
 _ANSWERS, _LENGTH = 200, 8
 _SHORTEST, _LONGEST = 3, 24
 _TOKENS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+_CONFIG = ("config.json",)
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -47,10 +48,11 @@ def receipt_order(order: ProofOrder) -> ProofOrder:
     return msgspec.structs.replace(order, prompts=prompts, length=_LENGTH, operations=False)
 
 
-def receipt_of(model: str, order: ProofOrder, proof: Proof) -> Receipt:
+def receipt_of(model: str, order: ProofOrder, proof: Proof, ranks: int = 1) -> Receipt:
     folder, options = Path(order.config.folder), order.config.options
     facts = {
         "weights": proof.weights[:16],
+        "config.json": _digest_files(folder, _CONFIG),
         "tokenizer": _digest_files(folder, _TOKENS),
         "chat template": _digest_files(folder, _TEMPLATES),
         "device": proof.device,
@@ -58,6 +60,7 @@ def receipt_of(model: str, order: ProofOrder, proof: Proof) -> Receipt:
         "processor": processor_name(Path("/proc/cpuinfo")),
         "number type": proof.dtype,
         "threads": str(options.cpu_threads or "by the machine"),
+        "ranks": str(ranks),
         **{name: version(name) for name in ("facet-serve", "torch", "transformers")},
     }
     return Receipt(model, proof.dtype, facts, [_digests(each) for each in proof.computed])
@@ -82,11 +85,11 @@ def difference(kept: Receipt, found: Receipt) -> str:
     firsts = [_first_difference(*pair) for pair in wrong]
     layer = min(firsts, default=0)
     where = (
-        f"layer {layer} is the first"
+        f"layer {layer} is the first that differs"
         if layer < len(kept.answers[0].layers)
-        else "all layers are equal: the head"
+        else "all layers are equal, and the head differs"
     )
-    return f"{len(wrong)} of {len(pairs)} answers differ; {where} that differs"
+    return f"{len(wrong)} of {len(pairs)} answers differ; {where}"
 
 
 def changes(kept: Receipt, found: Receipt) -> list[str]:

@@ -1,12 +1,13 @@
-"""`facet prove` names faults that are planted in weights, settings and kernels; receipts tell changes."""
+"""`facet prove` and receipts name faults that are planted in weights, settings and kernels."""
 
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import kernel_levels
 import msgspec
 import published
 import pytest
@@ -21,7 +22,8 @@ from models.config import read_config
 from server.terminal.console import CommandError
 from server.terminal.proving import command
 from server.terminal.proving.checks import Check, Facts, check_answers, check_layers, check_operations
-from server.terminal.proving.receipts import changes, difference, read_receipt, receipt_of, receipt_order
+from server.terminal.proving.receipts import Receipt, changes, difference, receipt_of
+from worker.kernels.cpu import operations
 from worker.options import WorkerOptions
 from worker.proof import compute
 from worker.proof.messages import OperationCheck, Proof, ProofOrder
@@ -42,10 +44,28 @@ def facts_of(name: str) -> Facts:
     return msgspec.json.decode((command.FACTS / f"{name}.json").read_bytes(), type=Facts)
 
 
-def checks_of(name: str, folder: Path) -> list[Check]:
+def checked(name: str, folder: Path) -> tuple[list[Check], Receipt]:
+    """The checks of a model, and its receipt."""
     facts = facts_of(name)
-    computed = compute.prove(order_of(folder, facts)).computed
-    return [check_layers(name, facts, computed), check_answers(name, facts, computed)]
+    order = order_of(folder, facts)
+    proof = compute.prove(order)
+    checks = [check_layers(name, facts, proof.computed), check_answers(name, facts, proof.computed)]
+    return checks, receipt_of(name, order, proof)
+
+
+@cache
+def sound(name: str) -> tuple[list[Check], Receipt]:
+    """The same of a model as it was published."""
+    return checked(name, DEMO if name == "demo" else published.short_named(name))
+
+
+def assert_named(name: str, folder: Path, named: str, changed: str) -> None:
+    """Both ways name where a model differs, and the receipt says what has changed."""
+    checks, receipt = checked(name, folder)
+    assert named in next(check.found for check in checks if not check.is_right)
+    kept = sound(name)[1]
+    assert named in difference(kept, receipt)
+    assert [change.partition(":")[0] for change in changes(kept, receipt)] == [changed]
 
 
 def scaled(name: str, factor: float, weights: Weights) -> None:
@@ -101,21 +121,24 @@ def damaged(source: Path, target: Path, fault: Callable[[Weights], None]) -> Pat
 
 
 def test_the_demo_model_is_right() -> None:
-    assert [check.is_right for check in checks_of("demo", DEMO)] == [True, True]
+    checks, receipt = checked("demo", DEMO)
+    assert [check.is_right for check in checks] == [True, True]
+    kept = sound("demo")[1]
+    assert difference(kept, receipt) == "" == "".join(changes(kept, receipt))
 
 
 @pytest.mark.parametrize("number", range(len(DEMO_FAULTS)))
 def test_a_fault_of_the_demo_model_is_named(number: int, tmp_path: Path) -> None:
     named, fault = DEMO_FAULTS[number]
-    checks = checks_of("demo", damaged(DEMO, tmp_path / "demo", fault))
-    assert named in next(check.found for check in checks if not check.is_right)
+    assert_named("demo", damaged(DEMO, tmp_path / "demo", fault), named, "weights")
 
 
 @pytest.mark.parametrize("number", range(len(MINILM_FAULTS)))
 def test_a_fault_of_an_encoder_is_named(number: int, tmp_path: Path) -> None:
     named, fault = MINILM_FAULTS[number]
-    checks = checks_of("minilm", damaged(published.short_named("minilm"), tmp_path / "minilm", fault))
-    assert named in next(check.found for check in checks if not check.is_right)
+    assert_named(
+        "minilm", damaged(published.short_named("minilm"), tmp_path / "minilm", fault), named, "weights"
+    )
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
@@ -125,13 +148,12 @@ def test_a_wrong_setting_is_named(number: int, tmp_path: Path) -> None:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config["rope_parameters"] = {**config.get("rope_parameters", {}), **settings}
     (folder / "config.json").write_text(json.dumps(config | settings))
-    checks = checks_of("demo", folder)
-    assert named in next(check.found for check in checks if not check.is_right)
+    assert_named("demo", folder, named, "config.json")
 
 
 @pytest.mark.parametrize("name", ("linear", "gated_linear", "rms_norm", "add_rms_norm", "attention", "embed"))
 def test_a_kernel_that_is_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, table = compute.choose_kernels()
+    library, table = operations.choose_kernels()
     if name not in table:
         pytest.skip("this machine has no kernels of ours")
 
@@ -139,7 +161,7 @@ def test_a_kernel_that_is_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPa
         found = table[name](*given, **options)
         return tuple(each * 1.5 for each in found) if isinstance(found, tuple) else found * 1.5
 
-    monkeypatch.setattr(compute, "choose_kernels", lambda: (library, {**table, name: wrong}))
+    monkeypatch.setattr(operations, "choose_kernels", lambda: (library, {**table, name: wrong}))
     found = list(compute.compare_operations(16, torch.device("cpu")))
     check = check_operations(Proof("cpu", "some level", "float32", "", [], found))
     assert not check.is_right and f"{name} (" in check.found
@@ -152,34 +174,32 @@ def test_operations_that_agree_are_right() -> None:
     assert check.is_right and "linear, 30% of what is allowed" in check.found
 
 
-def test_a_receipt_tells_what_has_changed(tmp_path: Path) -> None:
-    def receipt(folder: Path, dtype: str) -> Any:
-        order = receipt_order(order_of(folder, dtype=dtype))
-        order = msgspec.structs.replace(order, prompts=order.prompts[:6])
-        return receipt_of("demo", order, compute.prove(order))
-
-    kept = receipt(DEMO, "bfloat16")
-    assert difference(kept, receipt(DEMO, "bfloat16")) == "" == "".join(changes(kept, kept))
-    other = receipt(damaged(DEMO, tmp_path / "demo", DEMO_FAULTS[0][1]), "bfloat16")
-    assert difference(kept, other) == "6 of 6 answers differ; layer 2 is the first that differs"
-    assert [change.partition(":")[0] for change in changes(kept, other)] == ["weights"]
-    wider = receipt(DEMO, "float32")
-    assert "layer 0" in difference(kept, wider) and "number type" in "".join(changes(kept, wider))
-
-
-def test_what_is_no_receipt_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("{}")
-    with pytest.raises(CommandError, match="no receipt"):
-        read_receipt(tmp_path / "file")
-    with pytest.raises(CommandError, match="cannot be read"):
-        read_receipt(tmp_path / "none")
-    with pytest.raises(CommandError, match="no stored answers of 'gpt2'"):
-        command.run(["gpt2"], "facet prove")
+def test_a_type_of_numbers_and_a_level_of_kernels_are_named() -> None:
+    """All answers differ in some bit, though few tokens do."""
+    kept, facts = sound("demo")[1], facts_of("demo")
+    wider = order_of(DEMO, facts, dtype="bfloat16")
+    found = {"number type": receipt_of("demo", wider, compute.prove(wider))}
+    if "avx2" in kernel_levels.NAMES[1:]:
+        order = order_of(DEMO, facts)
+        with kernel_levels.only_level("avx2"):
+            found["kernels"] = receipt_of("demo", order, compute.prove(order))
+    for name, receipt in found.items():
+        assert "4 of 4 answers differ; layer 0 is the first" in difference(kept, receipt)
+        assert [change.partition(":")[0] for change in changes(kept, receipt)] == [name]
 
 
-@pytest.mark.parametrize("given", (["--receipt", "a", "--against", "b"], ["--dtype", "float32"]), ids=str)
+@pytest.mark.parametrize(
+    "given",
+    (
+        ["--receipt", "a", "--against", "b"],
+        ["--dtype", "float32"],
+        ["-tp", "2"],
+        ["--receipt", "a", "-tp", "0"],
+    ),
+    ids=str,
+)
 def test_options_that_do_not_fit_are_refused(given: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"give one of them|for receipts"):
+    with pytest.raises(CommandError, match=r"give one of them|for receipts|1 or more"):
         command.run(given, "facet prove")
 
 
