@@ -1,12 +1,15 @@
 """The reader of PDF files, run by node over files that the tests write."""
 
 import base64
+import io
 import json
 import shutil
 import subprocess
 import zlib
+from collections.abc import Callable
 
 import pytest
+from PIL import Image
 
 from server.page.routes import FOLDER
 
@@ -20,24 +23,49 @@ console.log(JSON.stringify(await textOfPdf(bytes, %d).catch(({ message }) => mes
 """
 PLAIN = "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
 MAPPED = "<</Type/Font/Subtype/Type0/Encoding/Identity-H/ToUnicode 9 0 R>>"
+BOMB = "unpacks to more than 64 MiB, which this page does not read: attach its text."
 UNMAPPED = "<</Type/Font/Subtype/Type0/Encoding/Identity-H>>"
 CMAP = b"""1 begincodespacerange <0000> <ffff> endcodespacerange
 1 beginbfchar <0001> <00660069> endbfchar
 2 beginbfrange <0010> <0012> <03b1> <0020> <0021> [<0078> <d83dde00>] endbfrange"""
 
 
-def stream(data: bytes, packs: bool, more: str = "") -> bytes:
-    data = zlib.compress(data) if packs else data
-    kind = "/Filter/FlateDecode" if packs else ""
+def lzw(data: bytes) -> bytes:
+    """Packs as PDF and TIFF do, by Pillow, which writes such pictures."""
+    made = io.BytesIO()
+    Image.frombytes("L", (len(data), 1), data).save(made, "TIFF", compression="tiff_lzw")
+    start, length = (Image.open(made).getexif()[tag] for tag in (273, 279))
+    return made.getvalue()[start : start + length]
+
+
+FILTERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "/FlateDecode": zlib.compress,
+    "[/ASCII85Decode/LZWDecode]": lambda data: base64.a85encode(lzw(data), wrapcol=72) + b"~>",
+    "/ASCIIHexDecode": lambda data: data.hex().encode() + b">",
+}
+
+
+def stream(data: bytes, packs: bool, more: str = "", filter: str = "") -> bytes:
+    filter = filter or ("/FlateDecode" if packs else "")
+    data = FILTERS[filter](data)
+    kind = f"/Filter{filter}" if filter else ""
     return f"<<{more}{kind}/Length {len(data)}>>\nstream\n".encode() + data + b"\nendstream"
 
 
-def pdf(*contents: bytes, font: str = PLAIN, packs: bool = False, ids: tuple[int, ...] = (20, 21)) -> bytes:
-    """A PDF whose pages, in their order, have the object numbers `ids`."""
+def pdf(
+    *contents: bytes,
+    font: str = PLAIN,
+    packs: bool = False,
+    ids: tuple[int, ...] = (20, 21),
+    named: bytes = b"null",
+) -> bytes:
+    """A PDF whose pages, in their order, have the object numbers `ids`, and may show what is `named` X."""
     kids = " ".join(f"{i} 0 R" for i in ids)
     objects = {
         1: b"<</Type/Catalog/Pages 2 0 R>>",
-        2: f"<</Type/Pages/Resources<</Font<</F {font}>>>>/Kids[{kids}]>>".encode(),
+        2: f"<</Type/Pages/Resources<</Font<</F {font}>>/XObject<</X 8 0 R>>>>/Kids[{kids}]>>".encode(),
+        8: named,
         9: stream(CMAP, packs),
     }
     for i, content in zip(ids, contents, strict=False):
@@ -88,6 +116,15 @@ def test_codes_mean_what_the_font_maps_them_to(packs: bool) -> None:
     assert read(made) == {"text": "fi\u03b1\u03b3x\U0001f600", "share": 1}
 
 
+@pytest.mark.parametrize("filter", FILTERS)
+def test_forms_are_read_where_they_are_shown_however_they_are_packed(filter: str) -> None:
+    shown = b"BT /F 8 Tf (in " + b"x" * 3000 + b") Tj ET /X Do"
+    form = stream(shown, False, "/Subtype/Form", filter)
+    made = pdf(b"BT /F 9 Tf (one) Tj ET /X Do BT 0 -20 Td (two) Tj ET", ids=(20,), named=form)
+    text = read(made)["text"]  # pyright: ignore[reportArgumentType]
+    assert set(str(text).split("\n")) == {"one", "in " + "x" * 3000, "two"}
+
+
 def test_reading_ends_when_there_is_enough() -> None:
     made = pdf(*[b"BT (four) Tj ET"] * 4, ids=(20, 21, 22, 23))
     assert read(made, 5) == {"text": "four\n\nfour", "share": 0.5}
@@ -97,7 +134,11 @@ def test_reading_ends_when_there_is_enough() -> None:
     ("content", "told"),
     [
         (pdf(LINES).replace(b"/Root", b"/Encrypt 5 0 R/Root"), "is encrypted: save it without a password."),
-        (pdf(b"q 100 0 0 100 0 0 cm /Im Do Q", ids=(20,)), "holds pictures of pages, no text."),
+        (pdf(b"/X Do", ids=(20,), named=b"<</Subtype/Image>>"), "holds pictures of pages, no text."),
+        (pdf(b"BI /W 1 ID x EI", ids=(20,)), "holds pictures of pages, no text."),
+        (pdf(b"0 0 m 9 9 l S /X Do", ids=(20,)), "holds no text that this page can read."),
+        (pdf(bytes(65 << 20), packs=True, ids=(20,)), BOMB),
+        (pdf(b"/X Do", ids=(20,), named=stream(b"/X Do " * 3, False, "/Subtype/Form")), BOMB),
         (
             pdf(b"BT /F 9 Tf <00010010> Tj ET", font=UNMAPPED, ids=(20,)),
             "has fonts that do not say which letters they show.",
@@ -109,7 +150,7 @@ def test_reading_ends_when_there_is_enough() -> None:
         ),
         (b"1 0 obj <<[(<( 1 0 R stream 2 0 obj /ObjStm", "is broken: no pages are found in it."),
     ],
-    ids=["encrypted", "pictures", "unmapped", "garbage", "short", "cut"],
+    ids=["encrypted", "picture", "inline", "lines", "bomb", "laughs", "unmapped", "garbage", "short", "cut"],
 )
 def test_what_cannot_be_read_is_said(content: bytes, told: str) -> None:
     assert read(content) == told

@@ -16,10 +16,40 @@ function binary(bytes) {
   return parts.join("");
 }
 
-async function inflated(text) {
-  const stream = new Blob([Uint8Array.from(text, (one) => one.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return binary(new Uint8Array(await new Response(stream).arrayBuffer().catch(() => [])));
+async function inflated(text, most) {
+  const packed = new Blob([Uint8Array.from(text, (one) => one.charCodeAt(0))]), parts = [];
+  const reader = packed.stream().pipeThrough(new DecompressionStream("deflate")).getReader();
+  try {
+    for (let size = 0, got; size <= most && !(got = await reader.read()).done; size += got.value.length) parts.push(binary(got.value));
+  } catch { /* what came before an error stays */ }
+  reader.cancel().catch(() => {});
+  return parts.join("");
 }
+
+function ofLzw(text, most) {
+  const parts = [], table = [];
+  let last = "", size = 0, held = 0, bits = 0, width = 9;
+  for (let i = 0; i < text.length && size <= most; i++) {
+    held = (held << 8 | text.charCodeAt(i)) & 0xFFFFF;
+    if ((bits += 8) < width) continue;
+    const code = held >> (bits -= width) & (1 << width) - 1;
+    const now = code === 256 ? "" : code < 256 ? char(code) : table[code - 258] ?? (last && last + last[0]);
+    if (code === 257 || !(now || code === 256)) break;
+    if (!now) table.length = 0; else if (last && table.length < 3838) table.push(last + now[0]);
+    parts.push(last = now);
+    size += now.length;
+    width = Math.min(12, 32 - Math.clz32(table.length + 259));
+  }
+  return parts.join("");
+}
+
+const of85 = (text) => text.replace(/^\s*<~|[\0\s]/g, "").replace(/~[^]*/, "").replaceAll("z", "!!!!!").replace(/.{2,5}/g, (five) => {
+  const value = [...five.padEnd(5, "u")].reduce((sum, one) => 85 * sum + one.charCodeAt(0) - 33, 0);
+  return char(value >>> 24, value >>> 16 & 255, value >>> 8 & 255, value & 255).slice(0, five.length - 1);
+});
+const UNPACK = { "/FlateDecode": inflated, "/LZWDecode": ofLzw, "/ASCII85Decode": of85, "/ASCIIHexDecode": (text) => ofHex(text.split(">")[0]) };
+/** The bytes that all streams of a file may unpack to, each counted as LEAST at least, and how deep forms may stand in forms. */
+const MOST_UNPACKED = 64 << 20, LEAST = 4096, DEEPEST = 12;
 
 /** Reads values: numbers, "/names", {bytes}, {ref}, lists, maps; and {op} of an operator. */
 class Reader {
@@ -84,6 +114,8 @@ async function readMap(text, texts) {
 class Pdf {
   places = new Map();
   fonts = new Map();
+  unpacked = 0;
+  hasPictures = false;
   async open(bytes) {
     this.file = binary(bytes);
     const found = [];
@@ -111,11 +143,13 @@ class Pdf {
 
   at(dict, key) { return this.get(this.get(dict)?.get?.(key)); }
   async data(one) {
-    const stream = this.get(one), end = /\r?\n?endstream/g, filter = [this.at(stream, "/Filter") ?? []].flat();
-    if (!stream?.begins || !["", "/FlateDecode"].includes(`${filter}`)) return "";
+    const stream = this.get(one), end = /\r?\n?endstream/g, filters = [this.at(stream, "/Filter") ?? []].flat();
+    if (!stream?.begins || !filters.every((name) => name in UNPACK)) return "";
     end.lastIndex = stream.begins + (this.at(stream, "/Length") || 0);
-    const text = this.file.slice(stream.begins, end.exec(this.file)?.index);
-    return filter.length ? inflated(text) : text;
+    let text = this.file.slice(stream.begins, end.exec(this.file)?.index);
+    for (const name of filters) text = await UNPACK[name](text, MOST_UNPACKED - this.unpacked);
+    this.unpacked += Math.max(text.length, LEAST);
+    return this.unpacked > MOST_UNPACKED ? "" : text;
   }
 
   pages() {
@@ -149,8 +183,7 @@ class Pdf {
   async textOf(page, resources) {
     const parts = [];
     for (const one of [this.at(page, "/Contents") ?? []].flat()) parts.push(await this.data(one));
-    const reader = new Reader(parts.join("\n"));
-    let made = "", font = await this.font(), size = 1, scale = 1, leading = 0, moved = false, start = 0, x = 0, y = 0, end = 0, level = 0;
+    let reader, deep = 0, made = "", font = await this.font(), size = 1, scale = 1, leading = 0, moved = false, start = 0, x = 0, y = 0, end = 0, level = 0;
     const move = (right, up) => { x = start += scale * right; y += scale * up; moved = true; };
     const show = ({ bytes }) => {
       const high = Math.abs(size * scale), gap = x - end, isApart = !font.widths.size || gap > 0.15 * high || gap < -high;
@@ -173,10 +206,27 @@ class Pdf {
         this.fonts.set(dict, font = this.fonts.get(dict) ?? await this.font(dict));
         size = high;
       },
-      ID: () => reader.match(IMAGE_END),
+      ID: () => { this.hasPictures = true; reader.match(IMAGE_END); },
+      Do: async (name) => {
+        const one = this.at(this.at(resources, "/XObject"), name), kind = this.at(one, "/Subtype");
+        this.hasPictures ||= kind === "/Image";
+        if (kind !== "/Form" || deep > DEEPEST) return;
+        const before = [reader, resources, font, size, leading];
+        made += "\n";
+        resources = this.at(one, "/Resources") ?? resources;
+        await run(await this.data(one));
+        made += "\n";
+        [reader, resources, font, size, leading] = before;
+      },
     };
-    await reader.each((op, values) => ops[op]?.(...values)).catch(() => {});  // what came before an error stays
-    return made.replace(/\xad/g, "-").trim();
+    const run = async (text) => {
+      reader = new Reader(text);
+      deep += 1;
+      await reader.each((op, values) => ops[op]?.(...values)).catch(() => {});  // what came before an error stays
+      deep -= 1;
+    };
+    await run(parts.join("\n"));
+    return made.replace(/\xad/g, "-").replace(/\n{2,}/g, "\n").trim();
   }
 }
 
@@ -184,10 +234,11 @@ class Pdf {
 export async function textOfPdf(bytes, most) {
   const pdf = new Pdf(), texts = [], pages = await pdf.open(bytes).then(() => pdf.pages()).catch(() => []);
   if (/\/Encrypt\s*(\d+\s+\d+\s+R|<<)/.test(pdf.file)) throw new Error("is encrypted: save it without a password.");
-  if (!pages.length) throw new Error("is broken: no pages are found in it.");
+  if (!pages.length && pdf.unpacked <= MOST_UNPACKED) throw new Error("is broken: no pages are found in it.");
   for (let size = 0; texts.length < pages.length && size < most; size += texts.at(-1).length) texts.push(await pdf.textOf(...pages[texts.length]));
+  if (pdf.unpacked > MOST_UNPACKED) throw new Error(`unpacks to more than ${MOST_UNPACKED >> 20} MiB, which this page does not read: attach its text.`);
   const text = texts.filter(Boolean).join("\n\n");
-  if (!text) throw new Error("holds pictures of pages, no text.");
+  if (!text) throw new Error(pdf.hasPictures ? "holds pictures of pages, no text." : "holds no text that this page can read.");
   if (2 * text.split(UNKNOWN).length > text.replace(/\s/g, "").length + 2) throw new Error("has fonts that do not say which letters they show.");
   return { text, share: texts.length / pages.length };
 }
