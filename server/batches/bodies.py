@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -133,3 +134,9 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+def page_of(found: Sequence[tuple[str, T]], more: bool) -> Page[T]:
+    """A part of a list, of entries with their ids."""
+    first, last = (found[0][0], found[-1][0]) if found else (None, None)
+    return Page(data=[each for _, each in found], first_id=first, last_id=last, has_more=more)

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from server.batches.folder import Folder, new_id, not_found
+from server.batches.bodies import Page, page_of
+from server.batches.folder import Folder, PageRequest, new_id, not_found
 from server.errors import too_many
 from server.schemas.conversations.response_input import kind_of
 from server.schemas.conversations.responses import MAX_ITEMS
@@ -69,16 +70,34 @@ class Conversations:
             self._touch(writer, owner, id)
             writer.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
-    def items(self, owner: str, id: str, item: str | None = None) -> list[msgspec.Raw]:
-        """The items of a conversation, the first one first, or one of them alone. Raises NotFound."""
+    def items(self, owner: str, id: str) -> list[msgspec.Raw]:
+        """The items of a conversation, the first one first. Raises NotFound."""
         self.find(owner, id)
-        which = "conversation = ? AND coalesce(?, id) = id"
-        rows = self._database.read(f"SELECT item FROM items WHERE {which} ORDER BY number", id, item)
-        if item is not None and not rows:
-            raise not_found("item", item)
+        rows = self._database.read("SELECT item FROM items WHERE conversation = ? ORDER BY number", id)
         return [msgspec.Raw(row["item"]) for row in rows]
 
-    def add(self, owner: str, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
+    def item(self, owner: str, id: str, item: str) -> bytes:
+        """One item of a conversation. Raises NotFound."""
+        self.find(owner, id)
+        rows = self._database.read("SELECT item FROM items WHERE conversation = ? AND id = ?", id, item)
+        if not rows:
+            raise not_found("item", item)
+        return rows[0]["item"]
+
+    def page(self, owner: str, id: str, asked: PageRequest) -> Page[msgspec.Raw]:
+        """The part of a conversation's items that is asked for; no others are read. Raises NotFound."""
+        self.find(owner, id)
+        beyond, order = ("<", "DESC") if asked.newest_first else (">", "ASC")
+        which, values = "conversation = ?", [id]
+        if asked.after is not None:
+            which += f" AND number {beyond} (SELECT number FROM items WHERE conversation = ? AND id = ?)"
+            values += [id, asked.after]
+        ordered = f"{which} ORDER BY number {order} LIMIT ?"
+        rows = self._database.read(f"SELECT id, item FROM items WHERE {ordered}", *values, asked.limit + 1)
+        found = [(row["id"], msgspec.Raw(row["item"])) for row in rows[: asked.limit]]
+        return page_of(found, len(rows) > asked.limit)
+
+    def add(self, owner: str, id: str, items: Sequence[Any]) -> Page[msgspec.Raw]:
         """Add items behind the last one, and return them as clients see them. It is not waited for the disk.
 
         Raises an error if the conversation is no longer there or too long, or the folder is full, and OSError
@@ -86,8 +105,12 @@ class Conversations:
         """
         self._folder.check_room()
         with self._database.write(durable=False) as writer:
-            self._touch(writer, owner, id)
-            return self._add(writer, id, items)
+            return page_of(self.add_in(writer, owner, id, items), more=False)
+
+    def add_in(self, writer: Any, owner: str, id: str, items: Sequence[Any]) -> list[tuple[str, msgspec.Raw]]:
+        """Add items in a transaction, and return them with their ids. Errors come before it writes."""
+        self._touch(writer, owner, id)
+        return self._add(writer, id, items)
 
     def delete_item(self, owner: str, id: str, item: str) -> Conversation:
         """Forget one item of a conversation."""
@@ -104,23 +127,23 @@ class Conversations:
         if not writer.execute(used, (time.time(), id, owner)).rowcount:
             raise not_found("conversation", id)
 
-    def _add(self, writer: Any, id: str, items: Sequence[Any]) -> list[dict[str, Any]]:
+    def _add(self, writer: Any, id: str, items: Sequence[Any]) -> list[tuple[str, msgspec.Raw]]:
         which = "SELECT id, length(item) AS bytes FROM items WHERE conversation = ?"
         rows = writer.execute(which, (id,)).fetchall()
         taken, before = {row["id"] for row in rows}, sum(row["bytes"] for row in rows)
         if len(taken) + len(items) > MAX_ITEMS:
             raise too_many("items", MAX_ITEMS, "items", len(taken) + len(items))
-        added: list[dict[str, Any]] = []
+        added: dict[str, bytes] = {}
         for each in items:
-            added.append(_as_shown(each, taken))
-            taken.add(added[-1]["id"])
-        values = [(id, each["id"], msgspec.json.encode(each)) for each in added]
-        new = sum(len(item) for _, _, item in values)
+            shown = _as_shown(each, taken | added.keys())
+            added[shown["id"]] = msgspec.json.encode(shown)
+        new = sum(map(len, added.values()))
         if before + new > MOST_BYTES:
             raise too_many("items", MOST_BYTES, "bytes in a conversation", before + new)
+        values = [(id, *each) for each in added.items()]
         writer.executemany("INSERT INTO items (conversation, id, item) VALUES (?, ?, ?)", values)
         self._folder.counted += new
-        return added
+        return [(each, msgspec.Raw(item)) for each, item in added.items()]
 
 
 def _as_shown(given: dict[str, Any], taken: set[str]) -> dict[str, Any]:

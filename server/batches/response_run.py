@@ -10,10 +10,13 @@ import msgspec
 
 from server.batches.app_call import Answer, OwnerCalls
 from server.batches.database import Damaged
-from server.batches.responses import EventReader, Fields, KeptResponse, KeptResponses, changed
+from server.batches.response_events import EventReader, Fields
+from server.batches.responses import KeptResponse, KeptResponses, changed
+from server.errors import ApiError
 
 PATH = "/v1/responses"
 _encode = msgspec.json.encode
+_SAME = ("id", "created_at", "background", "store", "previous_response_id", "conversation")
 
 
 class ResponseRun:
@@ -73,17 +76,17 @@ class ResponseRun:
 
     async def _compute(self, found: KeptResponse) -> tuple[msgspec.Raw, list[Fields]]:
         """What clients are told of it from now on, and the events that are not written yet."""
-        body = msgspec.json.decode(found.request, type=dict[str, msgspec.Raw])
-        for name in ("background", "store", "previous_response_id", "stream"):
-            body.pop(name, None)
         kept = msgspec.json.decode(found.answer, type=dict[str, msgspec.Raw])
-        same = {
-            name: kept[name] for name in ("id", "created_at", "background", "store", "previous_response_id")
-        }
-        asked, id = {**body, "store": False}, found.id.removeprefix("resp_")
+        same = {name: kept[name] for name in _SAME if name in kept}
+        try:
+            asked = await asyncio.to_thread(self._kept.request_of, found)
+        except ApiError as error:  # its conversation is gone
+            answer = _failed(found, "invalid_prompt", str(error))
+            return answer, [{"type": "response.failed", "response": answer}]
+        id = found.id.removeprefix("resp_")
         if found.streams:
-            return await self._stream(found, _encode({**asked, "stream": True}), id, same)
-        answer = await self._calls.answer(self.owner, PATH, _encode(asked), id)
+            return await self._stream(found, asked, id, same)
+        answer = await self._calls.answer(self.owner, PATH, asked, id)
         if answer.status == 200:
             return changed(msgspec.Raw(answer.body), **same), []
         return _error(found, answer), []

@@ -1,110 +1,21 @@
-"""Responses that are kept for a while: those that later ones continue, and those that are computed later.
-
-The events of a background response that is streamed are rows of the database, of which there are ever more.
-Any API process tells them to whoever asks, from any number on. After a kill a response is computed anew: its
-events go on with higher numbers, and begin again with `response.in_progress`, whose response has no output.
-"""
+"""Responses that are kept for a while: those that later ones continue, and those that are computed later."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from server.batches.bodies import Page, page_of
 from server.batches.conversations import Conversations
-from server.batches.database import Database
-from server.batches.folder import KEPT_SECONDS, Folder
-from server.errors import BadRequest, NotFound, TooManyRequests
+from server.batches.folder import KEPT_SECONDS, Folder, PageRequest
+from server.batches.response_events import ENDS, Fields, append
+from server.errors import ApiError, BadRequest, NotFound, TooManyRequests
 from server.schemas.conversations.response_input import KEPT_NOWHERE
-
-LOOK_SECONDS = 0.05
-"""Seconds between two looks of a reader for more."""
-_MOST_READ = 1000
-_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
-
-Fields = Mapping[str, object]
-
-
-def append(writer: Any, response: int, events: Sequence[Fields]) -> None:
-    """Write events in a transaction, each with the number that comes next."""
-    [count] = writer.execute(
-        "SELECT coalesce(max(number) + 1, 0) FROM events WHERE response = ?", (response,)
-    ).fetchone()
-    writer.executemany(
-        "INSERT INTO events VALUES (?, ?, ?, ?)",
-        [
-            (response, number, event["type"], msgspec.json.encode({**event, "sequence_number": number}))
-            for number, event in enumerate(events, count)
-        ],
-    )
-
-
-class EventReader:
-    """Reads the events of an answer that comes in parts, and writes them as events of the response."""
-
-    def __init__(self, write: Callable[[Sequence[Fields]], object], same: Fields) -> None:
-        """`write` blocks. `same` are the response's fields that are as they were when it was asked for."""
-        self.answer: msgspec.Raw | None = None
-        """The response, once it has ended."""
-        self.left: list[Fields] = []
-        """Events that are to be written."""
-        self.stopped = asyncio.Event()
-        self._write, self._same = write, same
-        self._rest = b""
-
-    def push(self, data: bytes) -> None:
-        """Take a part of the answer."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        for line in whole:
-            if line.startswith(b"data: {"):
-                self._take(msgspec.json.decode(line[6:], type=dict[str, msgspec.Raw]))
-
-    def _take(self, event: dict[str, msgspec.Raw]) -> None:
-        kind = msgspec.json.decode(event.get("type", b'""'), type=str)
-        if not kind or kind == "response.created":  # it was told when it was asked for
-            return
-        if "response" in event:
-            told = {**msgspec.json.decode(event["response"], type=dict[str, msgspec.Raw]), **self._same}
-            event["response"] = msgspec.Raw(msgspec.json.encode(told))
-            if kind in _ENDS:
-                self.answer = event["response"]
-        self.left.append({**event, "type": kind})
-
-    async def write(self) -> None:
-        """Writes what has come, but for the end, until `stopped` is set."""
-        while not self.stopped.is_set():
-            if self.answer is None and self.left:
-                waiting, self.left = self.left, []
-                await asyncio.to_thread(self._write, waiting)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self.stopped.wait()
-
-
-async def follow(database: Database, response: int, after: int) -> AsyncGenerator[tuple[bytes, bool]]:
-    """The events behind number `after`, as they come; and whether each is the last one."""
-    while True:
-        for number, kind, event in await asyncio.to_thread(_read, database, response, after):
-            after = number
-            yield b"event: %s\ndata: %s\n\n" % (kind.encode(), event), kind in _ENDS
-            if kind in _ENDS:
-                return
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-def _read(database: Database, response: int, after: int) -> list[tuple[int, str, bytes]]:
-    rows = database.read(
-        "SELECT number, kind, event FROM events WHERE response = ? AND number > ? ORDER BY number LIMIT ?",
-        *(response, after, _MOST_READ),
-    )
-    if not rows and not database.read("SELECT 1 FROM responses WHERE number = ?", response):
-        raise NotFound("The response was deleted.", "response_id")
-    return [(row["number"], row["kind"], row["event"]) for row in rows]
-
 
 MOST_RESPONSES = 10_000
 """Responses that an owner may have: beyond them the oldest one that has ended gives way."""
@@ -112,6 +23,9 @@ BACKGROUND_SECONDS = 86_400
 """Seconds for which the answer of a background response is kept at least."""
 
 UNFINISHED = ("queued", "in_progress")
+_ANSWERED = ("completed", "incomplete")
+
+_log = logging.getLogger(__name__)
 
 
 class KeptResponse(msgspec.Struct):
@@ -144,10 +58,15 @@ class KeptAnswer(msgspec.Struct):
     status: str
     output: list[msgspec.Raw] = []
     background: bool = False
+    conversation: _Named | None = None
 
 
 class _Named(msgspec.Struct):
     id: str
+
+
+class _Item(msgspec.Struct):
+    id: Any = None
 
 
 class _Asked(msgspec.Struct):
@@ -298,17 +217,67 @@ class KeptResponses:
                 append(writer, number, events)
 
     def finish(self, found: KeptResponse, answer: msgspec.Raw, events: Sequence[Fields]) -> None:
-        """Write the answer of a response that was computed, and its last events, if it still waits."""
-        now = time.time()
+        """Write the answer of a response that was computed, and its last events, if it still waits.
+
+        The same transaction adds it to its conversation, so that it is there once, whenever the process ends.
+        """
+        now, told = time.time(), msgspec.json.decode(answer, type=KeptAnswer)
+        has_room = told.conversation is None or self.folder.has_room()
         with self._database.write() as writer:
-            ended = writer.execute(
+            waits = "SELECT 1 FROM responses WHERE number = ? AND waits"
+            if not writer.execute(waits, (found.number,)).fetchone():
+                return
+            if told.conversation is not None and told.status in _ANSWERED:
+                try:
+                    if not has_room:
+                        raise self.folder.full()
+                    items = _turn(found.request, told)
+                    self.conversations.add_in(writer, found.owner, told.conversation.id, items)
+                except ApiError as error:
+                    _log.warning("%s is not added to its conversation: %s", found.id, error)
+                    answer = changed(answer, conversation=None)
+                    told_last = {"response": answer}
+                    events = [{**each, **told_last} if each["type"] in ENDS else each for each in events]
+            writer.execute(
                 "UPDATE responses SET waits = 0, request = '', answer = ?, at = ?, expires_at = ? "
-                "WHERE number = ? AND waits",
+                "WHERE number = ?",
                 # Its owner's oldest gives way: it is the newest from now on.
                 (answer, now, now + max(BACKGROUND_SECONDS, self.seconds or 0.0), found.number),
             )
-            if ended.rowcount and found.streams:
+            if found.streams:
                 append(writer, found.number, events)
+
+    def request_of(self, found: KeptResponse) -> bytes:
+        """The body of the request that computes a response, with the items that its conversation has now."""
+        body = msgspec.json.decode(found.request, type=dict[str, msgspec.Raw])
+        for name in ("background", "store", "previous_response_id"):
+            body.pop(name, None)
+        if "conversation" in body:
+            body = msgspec.json.decode(self._expand(found.owner, _encode(body)), type=dict[str, msgspec.Raw])
+            del body["conversation"]
+        return _encode({**body, "store": False, "stream": bool(found.streams)})
+
+    def input_page(self, owner: str, id: str, asked: PageRequest) -> Page[dict[str, Any]]:
+        """The part of a response's input items that is asked for; no others are decoded."""
+        items = [
+            (msgspec.json.decode(item, type=_Item).id or f"item_{number}", item)
+            for number, item in enumerate(self.find(owner, id).items)
+        ]
+        if asked.newest_first:
+            items.reverse()
+        if asked.after is not None:
+            places = [place for place, (each, _) in enumerate(items, 1) if each == asked.after]
+            items = items[places[0] if places else len(items) :]
+        shown = [
+            (each, {"id": each, "type": "message", **msgspec.json.decode(item, type=dict[str, msgspec.Raw])})
+            for each, item in items[: asked.limit]
+        ]
+        return page_of(shown, len(items) > asked.limit)
+
+    def add_turn(self, owner: str, conversation: str, asked: bytes, answer: bytes) -> None:
+        """Adds the input of a body, and the output of its answer, to a conversation. Errors: see there."""
+        items = _turn(asked, msgspec.json.decode(answer, type=KeptAnswer))
+        self.conversations.add(owner, conversation, items)
 
     # Those that are continued.
 
@@ -367,6 +336,11 @@ def _kept(row: Any) -> KeptResponse:
 def items_of(asked: bytes) -> list[msgspec.Raw]:
     """The input of a body as items."""
     return _items(msgspec.json.decode(asked, type=_Asked).input)
+
+
+def _turn(asked: bytes, answer: KeptAnswer) -> list[Any]:
+    """The items of a body's input, and of its answer."""
+    return list(map(msgspec.json.decode, [*items_of(asked), *answer.output]))
 
 
 def _items(input: str | Sequence[msgspec.Raw]) -> list[msgspec.Raw]:

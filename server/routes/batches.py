@@ -206,10 +206,8 @@ async def _find_batch(request: Request, id: str) -> StoredBatch:
 
 
 def listed(data: Sequence[Any], more: bool) -> Response:
-    """A page of a list. Its entries have ids, as objects or as fields of JSON."""
-    ids = [each["id"] if isinstance(each, dict) else each.id for each in data]
-    first, last = (ids[0], ids[-1]) if ids else (None, None)
-    return json_response(api.Page[Any](data=list(data), first_id=first, last_id=last, has_more=more))
+    """A page of a list, whose entries have ids."""
+    return json_response(api.page_of([(each.id, each) for each in data], more))
 
 
 def read_page(request: Request, usual: int, most: int) -> PageRequest:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from server.batches.bodies import ConversationItems, ConversationRequest, ConversationUpdate, Deleted
 from server.batches.conversations import Conversations
 from server.http.endpoint import Endpoint, require_json
 from server.http.sse import json_response
-from server.routes.batches import listed
-from server.routes.conversations.kept_responses import ask_kept, kept_of, page_of_items
+from server.routes.batches import read_page
+from server.routes.conversations.kept_responses import ask_kept, kept_of
 
 router = APIRouter(route_class=Endpoint, tags=["Chat"])
 
@@ -49,21 +48,21 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 @router.post("/v1/conversations/{conversation_id}/items", dependencies=_JSON)
 async def add_items(conversation_id: str, body: ConversationItems, request: Request) -> Response:
     """Append items to a conversation."""
-    return listed(await ask_kept(request, _kept(request).add, conversation_id, body.items), False)
+    return json_response(await ask_kept(request, _kept(request).add, conversation_id, body.items))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, request: Request) -> Response:
     """List the items of a conversation, the newest first. Parameters: `limit`, `order`, `after`."""
-    found = await ask_kept(request, _kept(request).items, conversation_id)
-    return page_of_items(request, list(map(msgspec.json.decode, found)))
+    asked = read_page(request, 20, 100)
+    return json_response(await ask_kept(request, _kept(request).page, conversation_id, asked))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def retrieve_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Show an item of a conversation."""
-    [found] = await ask_kept(request, _kept(request).items, conversation_id, item_id)
-    return Response(bytes(found), media_type="application/json")
+    found = await ask_kept(request, _kept(request).item, conversation_id, item_id)
+    return Response(found, media_type="application/json")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")

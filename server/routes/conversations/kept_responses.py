@@ -6,19 +6,19 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.access.request_state import state_of
 from server.batches.bodies import Deleted
 from server.batches.folder import FULL_DISK
-from server.batches.responses import KeptAnswer, KeptResponses, follow, items_of
+from server.batches.response_events import follow
+from server.batches.responses import KeptResponses
 from server.errors import ApiError, BadRequest, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
-from server.routes.batches import listed, read_page
+from server.routes.batches import read_page
 from server.routes.request_context import config_of
 from server.schemas.conversations.responses import ResponsesRequest
 
@@ -48,9 +48,8 @@ async def keep_response(request: Request, id: str, answer: bytes) -> bool:
 async def add_to_conversation(request: Request, id: str, answer: bytes) -> bool:
     """Adds the input of a request, and the output of its answer, to a conversation, if that is possible."""
     state = state_of(request.scope)
-    items = [*items_of(bytes(state.sent)), *msgspec.json.decode(answer, type=KeptAnswer).output]
-    given = (state.caller.key_name, id, list(map(msgspec.json.decode, items)))
-    return await _try(f"a response of {id}", kept_of(request).conversations.add, *given)
+    given = (state.caller.key_name, id, bytes(state.sent), answer)
+    return await _try(f"a response of {id}", kept_of(request).add_turn, *given)
 
 
 async def _try(what: str, work: Callable[..., object], *given: object) -> bool:
@@ -121,21 +120,8 @@ async def delete_response(response_id: str, request: Request) -> Response:
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request) -> Response:
     """List the input items of a response, the newest first. Parameters: `limit`, `order`, `after`."""
-    found = await ask_kept(request, kept_of(request).find, response_id)
-    items: list[dict[str, Any]] = [msgspec.json.decode(item) for item in found.items]
-    return page_of_items(
-        request, [{"id": f"item_{index}", "type": "message", **item} for index, item in enumerate(items)]
-    )
-
-
-def page_of_items(request: Request, items: list[dict[str, Any]]) -> Response:
-    """The part of a list of items that the query asks for."""
-    asked, ids = read_page(request, 20, 100), [item["id"] for item in items]
-    if asked.newest_first:
-        items, ids = items[::-1], ids[::-1]
-    if asked.after:
-        items = items[ids.index(asked.after) + 1 :] if asked.after in ids else []
-    return listed(items[: asked.limit], len(items) > asked.limit)
+    asked = read_page(request, 20, 100)
+    return json_response(await ask_kept(request, kept_of(request).input_page, response_id, asked))
 
 
 async def ask_kept(request: Request, work: Callable[..., T], *given: object) -> T:

@@ -6,7 +6,7 @@ import pytest
 
 from server.batches import conversations
 from server.batches.conversations import Conversations
-from server.batches.folder import Folder
+from server.batches.folder import Folder, PageRequest
 from server.errors import BadRequest, HttpError
 
 ITEM = {"role": "user", "content": "a" * 600}
@@ -28,3 +28,18 @@ def test_nothing_is_added_where_the_folder_is_full(tmp_path: Path) -> None:
     folder.most_bytes = 1
     with pytest.raises(HttpError, match="full"):
         kept.add("alice", id, [ITEM])
+
+
+def test_items_are_read_by_pages(tmp_path: Path) -> None:
+    kept = Conversations(Folder(tmp_path, 1 << 30))
+    id = kept.create("alice", {}, [{**ITEM, "id": name} for name in "abc"]).id
+    for after, newest_first, ids, more in (
+        (None, True, "cb", True),
+        ("b", True, "a", False),
+        (None, False, "ab", True),
+        ("b", False, "c", False),
+        ("x", False, "", False),
+    ):
+        found = kept.page("alice", id, PageRequest(after, 2, newest_first))
+        assert (len(found.data), found.has_more) == (len(ids), more)
+        assert (found.first_id, found.last_id) == ((ids[0], ids[-1]) if ids else (None, None))

@@ -346,6 +346,45 @@ async def test_a_response_that_is_computed_later_is_added_once_it_is_there(clien
     await post(client, PATH, input="and?", previous_response_id=found["id"])
 
 
+async def test_a_response_whose_process_is_killed_when_it_is_computed_is_added_once(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def cannot_finish(*given: object) -> None:
+        loop.call_soon_threadsafe(computed.set)
+        raise OSError
+
+    async with make_client(app) as client:
+        id = (await post(client, CONVERSATIONS))["id"]
+        later = await post(client, PATH, input="hi", conversation=id, background=True)
+        for finishes in (False, True):
+            with monkeypatch.context() as patch:
+                if not finishes:
+                    patch.setattr(responses.KeptResponses, "finish", cannot_finish)
+                task = asyncio.create_task(app.state.runner.run())
+                await (until_ended(client, later["id"]) if finishes else computed.wait())
+                task.cancel()
+                await asyncio.wait([task])
+        assert [item["role"] for item in await items_of(client, id)] == ["user", "assistant"]
+
+
+async def test_a_response_of_a_conversation_that_is_gone_or_full_by_then(app: Any) -> None:
+    async with make_client(app) as client:
+        gone, full = [(await post(client, CONVERSATIONS))["id"] for _ in range(2)]
+        asked = [
+            await post(client, PATH, input="hi", conversation=id, background=True) for id in (gone, full)
+        ]
+        await client.delete(f"{CONVERSATIONS}/{gone}")
+        app.state.runner.folder.most_bytes = -1
+        task = asyncio.create_task(app.state.runner.run())
+        failed, completed = [await until_ended(client, each["id"]) for each in asked]
+        task.cancel()
+        await asyncio.wait([task])
+        assert failed["status"] == "failed" and "conversation" in failed["error"]["message"]
+        assert (completed["status"], completed["conversation"]) == ("completed", None)
+
+
 async def test_a_conversation_that_takes_no_more(app: Any, tmp_path: Path) -> None:
     async with make_client(app) as client:
         id = (await post(client, CONVERSATIONS))["id"]
