@@ -24,23 +24,23 @@ class Model(NamedTuple):
 
 
 CHAT = (
-    Model("Qwen/Qwen3-32B", 65_520_000_000, 65_520_000_000),
-    Model("Qwen/Qwen3-14B", 29_540_000_000, 29_540_000_000),
-    Model("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18_560_000_000, 2_000_000_000),
-    Model("openai/gpt-oss-20b", 13_760_000_000, 3_300_000_000),
-    Model("ggml-org/gemma-3-12b-it-GGUF:Q4_K_M", 7_300_000_000, 7_300_000_000),
-    Model("Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, 5_030_000_000),
-    Model("Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, 2_500_000_000),
-    Model("Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_830_000_000, 1_830_000_000),
-    Model("Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, 640_000_000),
-    Model("HuggingFaceTB/SmolLM2-135M-Instruct", 269_000_000, 269_000_000),
+    Model("Qwen/Qwen3-32B", 65_524_246_528, 65_524_246_528),
+    Model("Qwen/Qwen3-14B", 29_536_614_400, 29_536_614_400),
+    Model("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18_556_685_824, 2_000_000_000),
+    Model("openai/gpt-oss-20b", 13_761_264_768, 3_700_000_000),
+    Model("ggml-org/gemma-3-12b-it-GGUF:Q4_K_M", 7_300_574_976, 7_300_574_976),
+    Model("Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_027_783_488, 5_027_783_488),
+    Model("Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_497_280_256, 2_497_280_256),
+    Model("Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_834_426_016, 1_834_426_016),
+    Model("Qwen/Qwen3-0.6B-GGUF:Q8_0", 639_446_688, 639_446_688),
+    Model("HuggingFaceTB/SmolLM2-135M-Instruct", 269_060_552, 269_060_552),
 )
 """Models for conversations, the best first."""
 VECTORS = (
-    Model("Qwen/Qwen3-Embedding-4B", 8_040_000_000, 8_040_000_000),
-    Model("Qwen/Qwen3-Embedding-0.6B", 1_190_000_000, 1_190_000_000),
-    Model("intfloat/multilingual-e5-small", 471_000_000, 471_000_000),
-    Model("sentence-transformers/all-MiniLM-L6-v2", 91_000_000, 91_000_000),
+    Model("Qwen/Qwen3-Embedding-4B", 8_043_592_088, 8_043_592_088),
+    Model("Qwen/Qwen3-Embedding-0.6B", 1_191_586_416, 1_191_586_416),
+    Model("intfloat/multilingual-e5-small", 470_641_600, 470_641_600),
+    Model("sentence-transformers/all-MiniLM-L6-v2", 90_868_376, 90_868_376),
 )
 """Models for vectors of texts, the best first."""
 
