@@ -2,6 +2,7 @@
 # Does what a newcomer does, and prints the seconds of each thing: a clone, `make serve` to its first answer, the README's
 # requests, a chat in a terminal, the page in Chromium, `facet prove`, a wheel. It needs the package index, and fails with the
 # first thing that does not work. Run it in the repository, with a folder for a picture of the page if one is wanted.
+# With VENV, a virtual environment, it installs nothing but takes the packages from there, and ends with Ctrl-C.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 pictures=${1:-}
@@ -26,6 +27,15 @@ fail() {
 git clone --quiet "$root" "$folder/facet"
 cd "$folder/facet"
 took "git clone"
+if [ -n "${VENV:-}" ]; then
+    "$VENV/bin/python" -m venv --without-pip .venv
+    purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+    printf '%s\nimport site; site.addsitedir("%s")\n' "$PWD" "$("$VENV/bin/python" -c "$purelib")" \
+        > "$(.venv/bin/python -c "$purelib")/packages.pth"
+    sed "1s|.*|#!$PWD/.venv/bin/python|" "$VENV/bin/facet" > .venv/bin/facet
+    chmod +x .venv/bin/facet
+    touch .venv/.serving
+fi
 
 set -m
 make serve ARGS="--port $port" > "$folder/serve.log" 2>&1 &
@@ -65,6 +75,7 @@ kill -INT -- "-$server" && wait "$server" 2> /dev/null || true
 server=
 grep -q stopped "$folder/serve.log" || fail "Ctrl-C does not say that the server has stopped"
 took "Ctrl-C to the end"
+[ -z "${VENV:-}" ] || exit 0
 .venv/bin/facet prove demo > /dev/null || fail "facet prove demo"
 took "facet prove demo"
 make serve ARGS="--port $port" > "$folder/serve.log" 2>&1 &

@@ -1,0 +1,26 @@
+"""What a newcomer does from a clone to Ctrl-C, with this Python's packages: `make newcomer` installs them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/newcomer.sh"
+TOOLS = ("git", "make", "curl")
+
+pytestmark = [
+    pytest.mark.slow(7),
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone"),
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="git, make or curl is missing"),
+]
+
+
+def test_the_first_minutes_of_a_newcomer() -> None:
+    made = {**os.environ, "VENV": sys.prefix}
+    done = subprocess.run([SCRIPT], env=made, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the first chat" in done.stdout and "Ctrl-C to the end" in done.stdout
