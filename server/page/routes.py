@@ -223,6 +223,9 @@ WATCH = Watch()
 
 class PageFiles(NamedTuple):
     html: bytes
+    """The page while nothing is known of the model."""
+    chat_html: bytes
+    """The page of a model that writes: its chat is seen before a script has run."""
     digest: str
     """The part of the other files' addresses that changes with any of them."""
     files: dict[str, tuple[bytes, str]]
@@ -241,7 +244,9 @@ def page_files() -> PageFiles:
     texts |= join_scripts({name: text for name, text in texts.items() if name.endswith(".js")}, "app.js")
     files = {name: (text.encode(), MEDIA_TYPES[Path(name).suffix]) for name, text in texts.items()}
     digest = hashlib.sha256(b"\0".join(content for content, _ in files.values())).hexdigest()[:16]
-    return PageFiles(page.replace("{digest}", digest).encode(), digest, files)
+    page = page.replace("{digest}", digest)
+    hidden, shown = (page.replace("{hidden}", each).encode() for each in (" hidden", ""))
+    return PageFiles(hidden, shown, digest, files)
 
 
 def _sent(path: Path) -> str:
@@ -250,8 +255,18 @@ def _sent(path: Path) -> str:
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-async def page() -> Response:
-    return Response(page_files().html, media_type="text/html", headers=INDEX_HEADERS)
+async def page(request: Request) -> Response:
+    files = page_files()
+    html = files.chat_html if _writes(request.app.state.frontend) else files.html
+    return Response(html, media_type="text/html", headers=INDEX_HEADERS)
+
+
+def _writes(frontend: Frontend | ManyModels) -> bool:
+    """Whether the first model is known to generate text."""
+    if frontend.status.refuses:
+        return False
+    first = frontend.states[0] if isinstance(frontend, ManyModels) else frontend.facts
+    return "generate" in first.tasks
 
 
 @router.get("/page/{digest}/{name:path}")

@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, the sidebar, the theme, keys that work everywhere.
 
-import { byId, kept, keep, reveal, toast } from "./dom.js";
+import { byId, kept, keep, toast } from "./dom.js";
 import { ABILITIES, abilities, beginModels, chosen } from "./models.js";
 import { beginChat, showChat, stopAnswer, useModel } from "./chat/chat.js";
 import { mark } from "./chat/conversations.js";
@@ -26,7 +26,6 @@ function open(name, rest) {
   if (name !== view) leaveView();
   leaveView = () => {};
   view = name;
-  reveal();
   for (const id of ["chat", "task", "live"]) byId(id).hidden = id !== (ABILITIES.slice(1).includes(name) ? "task" : name);
   byId("open-settings").hidden = name !== "chat";
   byId("settings").hidden ||= name !== "chat";
@@ -61,6 +60,7 @@ function onModel(card, whole) {
 
 function showSide(is) {
   document.body.classList.toggle("no-side", !is);
+  document.body.classList.toggle("side", is);
   byId("show-side").setAttribute("aria-expanded", is);
   byId("shade").hidden = !(is && NARROW.matches);
   if (!NARROW.matches) keep("side", is);
@@ -101,16 +101,21 @@ function onKey(event) {
   }
 }
 
-beginModels(onModel);  // before the page is built, which takes as long as the answer does
+const seen = new Promise((go) => { if (document.hidden) go(); else requestAnimationFrame(() => setTimeout(go)); });
+beginModels(async (...given) => { await seen; onModel(...given); });
 beginTheme();
 beginSide();
-beginChat();
-byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
-document.addEventListener("keydown", onKey);
-addEventListener("hashchange", route);
-addEventListener("unhandledrejection", (event) => {
-  if (!/modul/i.test(event.reason?.message)) return;  // a view's script, which is gone with the server, or with its last version
-  event.preventDefault();
-  toast("A part of this page cannot be loaded.", "Load the page again", () => location.reload());
-});
-if (place()[0] === "live") route();
+seen.then(begin);  // what takes longer than a frame waits until the first one is seen
+
+function begin() {
+  beginChat();
+  byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+  document.addEventListener("keydown", onKey);
+  addEventListener("hashchange", route);
+  addEventListener("unhandledrejection", (event) => {
+    if (!/modul/i.test(event.reason?.message)) return;  // a view's script, which is gone with the server, or with its last version
+    event.preventDefault();
+    toast("A part of this page cannot be loaded.", "Load the page again", () => location.reload());
+  });
+  if (place()[0] === "live") route();
+}

@@ -1,6 +1,6 @@
 // Whether the server answers: a line below the header says when it is gone, and when it is back.
 
-import { byId, element, reveal } from "./dom.js";
+import { byId, element } from "./dom.js";
 
 const AGAIN = 1000, LOOK = 10_000, TOLD = 5000;
 const WORDS = {
@@ -20,7 +20,6 @@ export function showState(text, kind = "", label = "", act = () => {}) {
   place.replaceChildren(text);
   if (label) place.append(" ", element("button", { type: "button", class: "chip", text: label, onclick: act }));
   place.hidden = !text;
-  if (text) reveal();
 }
 
 /** Ends when the server takes requests, and says meanwhile how far that is, or that it does not answer. */

@@ -79,9 +79,6 @@ export function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Shows the page, which is not laid out before it is known what belongs on it: that would be done twice. */
-export const reveal = () => document.body.classList.add("begun");
-
 // A browser's own words for numbers are loaded when they are first asked for, which takes 5 to 20 ms.
 export const number = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ",");
 

@@ -149,9 +149,17 @@ async def test_the_page_comes_without_a_key_and_the_stream_does_not(frontend: Fa
     assert (await get(frontend, "/live/events", access=access)).status_code == 401
 
 
+async def test_the_chat_is_seen_before_a_script_has_run_if_the_model_writes(frontend: FakeFrontend) -> None:
+    chat = '<section id="chat" aria-label="Chat"'
+    assert f"{chat}>" in (await get(frontend, "/")).text
+    frontend.serve("embed")
+    assert f"{chat} hidden>" in (await get(frontend, "/")).text
+
+
 async def test_the_page_is_there_while_the_model_loads(frontend: FakeFrontend) -> None:
     frontend.status = loading("weights", 0.5)
-    assert (await get(frontend, "/")).status_code == 200
+    page = await get(frontend, "/")
+    assert page.status_code == 200 and '<section id="chat" aria-label="Chat" hidden>' in page.text
 
 
 def replica(number: int, **numbers: Any) -> Replica:
