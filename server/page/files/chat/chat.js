@@ -84,7 +84,7 @@ function beginField() {
       if (last && !current.running) { event.preventDefault(); viewOf(last, acts).edit(); }
     }
   });
-  byId("send").disabled = true;
+  byId("send").disabled = !field.value.trim();  // something may be written already
 }
 
 function beginScrolling() {
