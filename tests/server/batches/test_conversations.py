@@ -7,7 +7,8 @@ import pytest
 from server.batches import conversations
 from server.batches.conversations import Conversations
 from server.batches.folder import Folder, PageRequest
-from server.errors import BadRequest, HttpError
+from server.batches.responses import KeptResponses
+from server.errors import BadRequest, HttpError, NotFound
 
 ITEM = {"role": "user", "content": "a" * 600}
 
@@ -43,3 +44,16 @@ def test_items_are_read_by_pages(tmp_path: Path) -> None:
         found = kept.page("alice", id, PageRequest(after, 2, newest_first))
         assert (len(found.data), found.has_more) == (len(ids), more)
         assert (found.first_id, found.last_id) == ((ids[0], ids[-1]) if ids else (None, None))
+
+
+def test_conversations_that_nobody_uses_are_forgotten_with_their_items(tmp_path: Path) -> None:
+    kept = KeptResponses(Folder(tmp_path, 1 << 30), None)
+    id = kept.conversations.create("alice", {}, [ITEM]).id
+    kept.clean()
+    assert len(kept.conversations.items("alice", id)) == 1
+    with kept.folder.database.write() as writer:
+        writer.execute("UPDATE conversations SET used_at = used_at - 31 * 86400")
+    kept.clean()
+    with pytest.raises(NotFound):
+        kept.conversations.find("alice", id)
+    assert kept.folder.database.read("SELECT * FROM items") == []

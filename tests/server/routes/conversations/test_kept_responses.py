@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,13 +31,21 @@ def app(frontend: FakeFrontend, tmp_path: Path) -> Any:
     return make_app(frontend, batches=BatchOptions(batch_dir=str(tmp_path), response_store=600))
 
 
+@asynccontextmanager
+async def computing(app: Any) -> AsyncIterator[None]:
+    """Has responses computed in the background meanwhile."""
+    task = asyncio.create_task(app.state.runner.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 @pytest.fixture
 async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    task = asyncio.create_task(app.state.runner.run())
-    async with make_client(app) as client:
+    async with computing(app), make_client(app) as client:
         yield client
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def kept_by(app: Any) -> int:
@@ -259,15 +268,13 @@ async def test_a_streamed_response_is_computed_anew_with_higher_numbers(
             client.post(PATH, json={"input": "hi", "background": True, "stream": True})
         )
         for gate in (None, frontend.gate):
-            task = asyncio.create_task(app.state.runner.run())
-            async with asyncio.timeout(20):
-                while not frontend.running:
-                    await asyncio.sleep(0.01)
-            if gate is not None:
-                gate.set()
-                await asyncio.wait([reading])
-            task.cancel()
-            await asyncio.wait([task])
+            async with computing(app):
+                async with asyncio.timeout(20):
+                    while not frontend.running:
+                        await asyncio.sleep(0.01)
+                if gate is not None:
+                    gate.set()
+                    await asyncio.wait([reading])
         events = named_events(reading.result().text)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(each["delta"] for each in events if each["type"].endswith("text.delta")) == "Hello, world."
@@ -297,16 +304,12 @@ async def test_a_response_is_computed_by_the_process_that_comes_next(
     async with make_client(app) as client:
         first = await post(client, PATH, input="hi", background=True)
         for _ in range(2):
-            task = asyncio.create_task(app.state.runner.run())
-            while not frontend.running:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            await asyncio.wait([task])
+            async with computing(app):
+                while not frontend.running:
+                    await asyncio.sleep(0.01)
         frontend.gate.set()
-        task = asyncio.create_task(app.state.runner.run())
-        assert (await until_ended(client, first["id"]))["status"] == "completed"
-        task.cancel()
-        await asyncio.wait([task])
+        async with computing(app):
+            assert (await until_ended(client, first["id"]))["status"] == "completed"
 
 
 CONVERSATIONS = "/v1/conversations"
@@ -346,9 +349,7 @@ async def test_a_response_that_is_computed_later_is_added_once_it_is_there(clien
     await post(client, PATH, input="and?", previous_response_id=found["id"])
 
 
-async def test_a_response_whose_process_is_killed_when_it_is_computed_is_added_once(
-    app: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_response_whose_process_is_killed_when_it_is_computed_is_added_once(app: Any) -> None:
     computed, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def cannot_finish(*given: object) -> None:
@@ -358,14 +359,11 @@ async def test_a_response_whose_process_is_killed_when_it_is_computed_is_added_o
     async with make_client(app) as client:
         id = (await post(client, CONVERSATIONS))["id"]
         later = await post(client, PATH, input="hi", conversation=id, background=True)
-        for finishes in (False, True):
-            with monkeypatch.context() as patch:
-                if not finishes:
-                    patch.setattr(responses.KeptResponses, "finish", cannot_finish)
-                task = asyncio.create_task(app.state.runner.run())
-                await (until_ended(client, later["id"]) if finishes else computed.wait())
-                task.cancel()
-                await asyncio.wait([task])
+        with patch.object(responses.KeptResponses, "finish", cannot_finish):
+            async with computing(app):
+                await computed.wait()
+        async with computing(app):
+            await until_ended(client, later["id"])
         assert [item["role"] for item in await items_of(client, id)] == ["user", "assistant"]
 
 
@@ -377,10 +375,8 @@ async def test_a_response_of_a_conversation_that_is_gone_or_full_by_then(app: An
         ]
         await client.delete(f"{CONVERSATIONS}/{gone}")
         app.state.runner.folder.most_bytes = -1
-        task = asyncio.create_task(app.state.runner.run())
-        failed, completed = [await until_ended(client, each["id"]) for each in asked]
-        task.cancel()
-        await asyncio.wait([task])
+        async with computing(app):
+            failed, completed = [await until_ended(client, each["id"]) for each in asked]
         assert failed["status"] == "failed" and "conversation" in failed["error"]["message"]
         assert (completed["status"], completed["conversation"]) == ("completed", None)
 
@@ -402,17 +398,3 @@ async def test_a_conversation_that_takes_no_more(app: Any, tmp_path: Path) -> No
         assert await items_of(client, id) == []
         app.state.runner.folder.most_bytes = -1
         await refusal(client, PATH, status=507, input="a", conversation=id)
-
-
-async def test_conversations_that_nobody_uses_are_forgotten_with_their_items(
-    client: httpx.AsyncClient, app: Any
-) -> None:
-    id = (await post(client, CONVERSATIONS, items=[{"role": "user", "content": "one"}]))["id"]
-    kept = app.state.runner.kept
-    kept.clean()
-    assert len(await items_of(client, id)) == 1
-    with kept.folder.database.write() as writer:
-        writer.execute("UPDATE conversations SET used_at = used_at - 31 * 86400")
-    kept.clean()
-    assert (await client.get(f"{CONVERSATIONS}/{id}")).status_code == 404
-    assert kept.folder.database.read("SELECT * FROM items") == []
