@@ -1,11 +1,11 @@
 """Typed questions about one text: the cost of all, beside reading their tokens once, and asking one by one.
 
-    python tests/bench/decisions.py FOLDER [--questions 100] [--state 1900] [--rounds 3] [--alone 6]
+    python tests/bench/decisions.py FOLDER [--questions 100] [--state 2000] [--rounds 3] [--alone 6]
 
 FOLDER is a checkpoint, such as tests/bench/checkpoints.py makes. In each round, on a new text: all questions
-in one request; a prompt of as many tokens; one predicate about the text, which is cached by then; some of the
-questions one by one at a server without a prefix cache; and all questions about another text beside a stream,
-whose gaps are told. Medians of the rounds are printed; a ratio is that of a round.
+in one request; a prompt of as many tokens; one new predicate about the text, which is cached by then; some
+of the questions one by one at a server without a prefix cache; and all questions about another text beside a
+stream, whose gaps are told. Medians of the rounds are printed; a ratio is that of a round.
 """
 
 import argparse
@@ -77,10 +77,12 @@ class _Side:
         return [later - earlier for earlier, later in pairwise(times)]
 
 
-async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Measures a round, and prints each part as it ends."""
+async def _round(
+    cached: _Side, bare: _Side, given: argparse.Namespace, seed: int, words: int
+) -> dict[str, float]:
+    """Measures a round of texts of so many words, and prints each part as it ends."""
     drawn, found = random.Random(seed), dict[str, float]()
-    text, questions = _text(drawn, given.state), _questions(drawn, given.questions)
+    text, questions = _text(drawn, words), _questions(drawn, given.questions)
 
     def note(name: str, value: float) -> float:
         found[name] = value
@@ -94,13 +96,13 @@ async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: in
     prompt, _ = await bare.post("/v1/completions", prompt=ids, max_tokens=1)
     read = note("as many tokens as one prompt, s", prompt / len(ids) * tokens)
     note("all at once / as one prompt", together / read)
-    again = [(await cached.decide(text, questions[:1]))[0] for _ in range(5)]
+    again = [(await cached.decide(text, [each]))[0] for each in _questions(drawn, 10)[::2]]
     note("one predicate on a cached text, ms", 1000 * statistics.median(again))
     some = [(await bare.decide(text, [each]))[0] for each in drawn.sample(questions, given.alone)]
     note("one by one / all at once", statistics.mean(some) * len(questions) / together)
     for name, work in (
         ("beside a prompt", cached.post("/v1/completions", prompt=ids, max_tokens=1)),
-        ("beside all questions", cached.decide(_text(drawn, given.state), questions)),
+        ("beside all questions", cached.decide(_text(drawn, words), questions)),
     ):
         over = asyncio.Event()
         stream = asyncio.create_task(cached.gaps(over))
@@ -115,9 +117,11 @@ async def _round(cached: _Side, bare: _Side, given: argparse.Namespace, seed: in
 async def _measure(given: argparse.Namespace) -> None:
     cached, bare = _Side(given.folder), _Side(given.folder, "--no-enable-prefix-caching")
     try:
-        rounds: list[dict[str, float]] = []
+        rounds, sample = list[dict[str, float]](), 1000
+        _, told = await bare.post("/tokenize", prompt=_text(random.Random(0), sample))
+        words = given.state * sample // told["count"]
         for seed in range(given.rounds):
-            rounds.append(await _round(cached, bare, given, seed))
+            rounds.append(await _round(cached, bare, given, seed, words))
         for name in rounds[0]:
             print(f"| {name} | {statistics.median(each[name] for each in rounds):.3f} |")
     finally:
@@ -129,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--questions", type=int, default=100)
-    parser.add_argument("--state", type=int, default=1900, help="words of the text")
+    parser.add_argument("--state", type=int, default=2000, help="tokens of the text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--alone", type=int, default=6, help="questions that are asked one by one")
     parser.add_argument("--longest", type=int, default=4096, help="tokens of the prompt that tells the rate")
