@@ -129,8 +129,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=F
     times_each: bool = False
     """Whether every answer shall carry the times so far, because the server may end the text by itself."""
     prompt_len: int = 0
-    """If not 0, tokens from here on are known of the answer already, and only those that follow are emitted:
-    another engine has emitted the first ones, or the client has chosen them."""
+    """If not 0, tokens from here on are those of the answer that are known, and not emitted again."""
     began: float = 0.0
     """When the first of those tokens came, on the same clock as `sent`."""
     grammar: Grammar | None = None
@@ -148,6 +147,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=F
     """Whether its last answer shall tell what became of guesses."""
     adapter: str = ""
     """The digest of the adapter that computes it; "" is the model alone."""
+    shared: tuple[int, ...] = ()
+    """The lengths of beginnings, the shortest first, that later prompts find to their last tokens."""
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -210,8 +211,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     folder: str
     kind: Literal["check", "load", "catch_up"]
-    """Whether the engine only says if they fit, loads them, or loads them unless it has them already, because
-    others had the order before it came."""
+    """Whether the engine only says if they fit, loads them, or loads them unless it has them already."""
     abort: bool = False
     """Whether what runs is ended before they are loaded."""
     number: int = 0

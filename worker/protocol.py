@@ -257,7 +257,8 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     source_layers: int = 0
     """How many layers of the encoder are computed of the source that came partly, in this step or last. With
     the last layer its keys and values are written."""
-    """What is written, copied and shared before the rows are computed."""
+    copies: list[tuple[int, int]] = []
+    """Cache blocks that are copied before the rows are computed, with those that they are copied to."""
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):

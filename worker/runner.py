@@ -82,6 +82,8 @@ class Runner:
             raise RuntimeError("a step before it failed")
         self._failed = True  # until it has come to its end
         with self._inferring:
+            if step.copies:
+                self._cache.copy(step.copies)
             for before in self._hooks.before:
                 before(step)
             launched = self._run(step, following) if step.seqs else SilentStep(step.number)

@@ -126,16 +126,19 @@ class EngineClient:
 
     def submit_all(
         self,
-        prompts: Iterable[tuple[list[int], Sampling]],
+        prompts: Iterable[tuple[list[int], Sampling, *tuple[int, ...]]],
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[protocol.Tokens]]:
-        """Send a request for each prompt with its parameters, in few messages: media are sent once."""
+        """Send a request for each prompt with its parameters, in few messages: media are sent once.
+
+        Behind these are the lengths of its beginnings that later prompts have, too (`AddRequest.shared`).
+        """
         sent, requests = self._now(), list[InFlight]()
-        for tokens, params in prompts:
+        for tokens, params, *shared in prompts:
             add = protocol.AddRequest(
-                id=self.new_number(), tokens=tokens, params=params, sent=sent, **options
+                self.new_number(), tokens, params, sent=sent, shared=tuple(shared), **options
             )
             gathers = self.gathers and not add.streams and not add.times_each
             requests.append(InFlight(add, Stream(add.id, self._loop, gathers=gathers), replica))

@@ -192,6 +192,10 @@ class StepBuilder:
             new = admit(seq, new, self)
         self.new.append(new)
 
+    def copy(self, blocks: list[int], copies: list[int]) -> None:
+        """Have the worker copy blocks of the cache, of which the first rows begin a sequence that enters."""
+        self.told.setdefault("copies", []).extend(zip(blocks, copies, strict=True))
+
     @property
     def decoding(self) -> list[Sequence]:
         """The sequences of its rows, if each row computes a single token of an answer; else none."""

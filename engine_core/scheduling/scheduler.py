@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.protocol import AddRequest, Admitted, Failed, OutputsByClient
-from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
+from engine_core.scheduling.cache.cache_manager import CacheManager, Prefix
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.first_token_forecast import Slots
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
@@ -292,11 +292,10 @@ class Scheduler:
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         return step.add(seq, count, gained)
 
-    def _admit(self, seq: Sequence, prefix: Tables, step: StepBuilder, now: float) -> float | None:
+    def _admit(self, seq: Sequence, prefix: Prefix, step: StepBuilder, now: float) -> float | None:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
-        start = len(prefix[0]) * self._facts.block_size
-        gap = seq.gap - start
-        count = step.chunk(seq, gap, start, alone=not self.running)
+        gap = seq.gap - prefix.length
+        count = step.chunk(seq, gap, prefix.length, alone=not self.running)
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)
@@ -310,6 +309,8 @@ class Scheduler:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.record.cached
         step.enter(seq, slot, again=again)
+        if prefix.end:
+            step.copy(prefix.end, [table[-1] for table in seq.tables])
         self.cache.grow(seq, seq.computed + count)
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         blocks = [block for table in seq.tables for block in table]

@@ -187,12 +187,23 @@ class Sequence:
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)
-            marks: list[tuple[bytes, int]] = []
-            if self.marks:
-                first, behind = bisect_left(self.marks, (at,)), bisect_left(self.marks, (at + block_size,))
-                marks = [(mark, position - at) for position, mark in self.marks[first:behind]]
-            self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], marks))
+            stop = at + block_size
+            self.hashes.append(chain_hash(parent, self.tokens[at:stop], self._marks(at, stop)))
         return self.hashes[index]
+
+    def end_hash(self, length: int, block_size: int) -> bytes:
+        """The hash of what a beginning of so many tokens leaves of its last block."""
+        at = length - length % block_size
+        parent = self.block_hash(at // block_size - 1, block_size) if at else root_hash(self.request.salt)
+        marks = [*self._marks(at, length), (b"end", length - at)]  # so it is that of no full block
+        return chain_hash(parent, self.tokens[at:length], marks)
+
+    def _marks(self, at: int, stop: int) -> list[tuple[bytes, int]]:
+        """The marks within these positions, counted from the first one."""
+        if not self.marks:
+            return []
+        first, behind = bisect_left(self.marks, (at,)), bisect_left(self.marks, (stop,))
+        return [(mark, position - at) for position, mark in self.marks[first:behind]]
 
 
 def as_request(seq: Sequence) -> AddRequest:

@@ -220,7 +220,7 @@ class EngineRequests:
 
     async def tell(
         self,
-        prompts: Iterator[tuple[list[int], Sampling]],
+        prompts: Iterator[tuple[list[int], Sampling, *tuple[int, ...]]],
         lengths: Sequence[int],
         admission: Admission,
         *,
@@ -228,7 +228,8 @@ class EngineRequests:
         **options: Unpack[AddOptions],
     ) -> list[Tokens | Failed]:
         """Returns what an engine says of the token behind each prompt, in order. The parameters of each ask
-        for one token. Prompts, whose `lengths` are known, are made when they are sent.
+        for one token. Prompts, whose `lengths` are known, are made when they are sent, with the lengths of
+        the beginnings that they share.
 
         `admission` has `places_for` the prompts: so many are in the engine at once. `options` are of all.
         """

@@ -138,6 +138,8 @@ class Labels:
         self._labels, self._ends = [tuple(label) for label in labels], tuple(ends)
         self.branches = list(islice(self._find(), MOST_BRANCHES + 1))
         """One more than may be, if there are too many."""
+        self.first = self.branches[0] if len(self.branches) > 1 else None
+        """The branch with which all others begin, if there are others."""
 
     def _find(self) -> Iterator[Branch]:
         """Yields each beginning that several labels have, of which some differ, the shortest first."""

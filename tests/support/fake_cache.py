@@ -50,6 +50,11 @@ class FakeCache:
         """The entries of a block."""
         return self._entries[block * self._size : (block + 1) * self._size]
 
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        copies = [(target, self.block(source)) for source, target in pairs]
+        for target, entries in copies:
+            self.put(target, entries)
+
     def put(self, block: int, entries: list[int | None]) -> None:
         self._entries[block * self._size : (block + 1) * self._size] = entries
 

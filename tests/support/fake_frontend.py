@@ -321,7 +321,7 @@ class FakeFrontend:
 
     async def tell(
         self,
-        prompts: Iterable[tuple[list[int], Sampling]],
+        prompts: Iterable[tuple[list[int], Sampling, *tuple[int, ...]]],
         lengths: Sequence[int],
         admission: Admission,
         *,
@@ -330,8 +330,8 @@ class FakeFrontend:
     ) -> list[Tokens | Failed]:
         """Tells of each prompt what `told_of` says."""
         prompts, first = list(prompts), sum(len(sent) for sent, _ in self.told)
-        assert [len(tokens) for tokens, _ in prompts] == [*lengths]
-        self.told.append(([tokens for tokens, _ in prompts], {**options, "replica": replica}))
+        assert [len(tokens) for tokens, *_ in prompts] == [*lengths]
+        self.told.append(([tokens for tokens, *_ in prompts], {**options, "replica": replica}))
         more = {"cached": self.cached, "timing": self.timing, "finish": "length"}
         return [
             self.tell_errors.get(first + number)
@@ -341,7 +341,7 @@ class FakeFrontend:
                 logprobs=[TokenLogprobs([0], [0.0], 1, [self.told_of(tokens, id) for id in params.told])],
                 **more,
             )
-            for number, (tokens, params) in enumerate(prompts)
+            for number, (tokens, params, *_) in enumerate(prompts)
         ]
 
     def _maybe_fail(self, output: TextOutput) -> None:

@@ -186,6 +186,7 @@ class FakeWorker:
             self.cache.begin(new.slot, shift, new.adapter_from)
             self.sources.begin(new)
         self.sources.follow(step)
+        self.cache.copy(step.copies)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
         self.media.follow(step, tokens_of)
         if self.states is not None:

@@ -81,6 +81,7 @@ def random_bench(
         priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
         items = random_media(rnd, tokens) if media and rnd.random() < 0.8 else ()
         owned = {"media": items, "owner": rnd.choice(owners), "weight": rnd.choice([1.0, 1.0, 0.3, 4.0])}
+        owned["shared"] = rnd.choice([(), (min(5, len(tokens)), len(tokens)), (min(14, len(tokens)),)])
         if rnd.random() < 0.3:
             task = rnd.choice(tasks)
             text = pool(id, tokens, task, priority=priority, salt=salt, **owned)

@@ -31,7 +31,7 @@ def config(**changes: object) -> EngineConfig:
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
     *("owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
-    *("most_guesses", "reports_guesses", "thinking", "source"),
+    *("most_guesses", "reports_guesses", "thinking", "source", "shared"),
 )
 
 

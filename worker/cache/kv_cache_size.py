@@ -59,6 +59,14 @@ class Cache:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""
         self.pages.make(blocks)
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, all of which are read before any is written."""
+        numbers = torch.tensor(pairs)  # [pairs, 2]
+        for part in self.parts:
+            numbers = numbers.to(part.device, non_blocking=True)
+            rows = part.reshape(len(part), -1).view(torch.uint8)
+            rows.index_copy_(0, numbers[:, 1], rows.index_select(0, numbers[:, 0]))
+
     @property
     def pieces(self) -> list[NDArray[np.uint8]]:
         """All that is kept of blocks, in the host's memory: for each part the bytes [blocks, bytes]."""

@@ -16,7 +16,7 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.features.media.media_checks import bad_source
 from engine_core.protocol import AddRequest, Source
-from engine_core.scheduling.cache.cache_manager import BlockPool
+from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.sequence import Place, Sequence, chain_hash, own_salt, root_hash

@@ -10,109 +10,37 @@ until it is taken for something else: the least recently used one goes first, an
 block before the first. A cached prefix ends where groups without a window have all blocks, those with one
 have the blocks that the next query reads, and what else a feature keeps of it is there (`may_end`).
 
+A request may name beginnings of its prompt that later ones have, too (`AddRequest.shared`). What such a
+beginning leaves of its last block is published as well, and copied into a block of its own for each sequence
+that goes on behind it.
+
 Which sequence runs, and which one is preempted for another, is decided by the scheduler.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Container
+from itertools import chain
+from typing import NamedTuple
 
+from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.sequence import Place, Sequence
 from worker.worker_facts import WorkerFacts, blocks_held
 
-
-class BlockPool:
-    """All blocks of the cache, by number: which are free, how many sequences share each, and what they hold.
-
-    There are none if the model has no cache. It knows no sequences.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._users = [0] * count
-        # Blocks are taken from the front: those without a hash, then the least recently used published one.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self._hashes: dict[int, bytes] = {}
-        """The hash of each published block."""
-        self._by_hash: dict[bytes, int] = {}
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    @property
-    def usage(self) -> float:
-        return 1 - self.free / self.count if self.count else 0.0
-
-    def users(self, block: int) -> int:
-        return self._users[block]
-
-    def find(self, hash: bytes) -> int | None:
-        return self._by_hash.get(hash)
-
-    def share(self, blocks: Iterable[int]) -> None:
-        """Count one more user of each block, which is then no longer free."""
-        for block in blocks:
-            self._users[block] += 1
-            self._free.pop(block, None)
-
-    def take(self, count: int, after: int | None = None) -> list[int]:
-        """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
-        taken: list[int] = []
-        for _ in range(count):
-            block = self._successor(after)
-            if block is None:
-                block = next(iter(self._free))
-            del self._free[block]
-            self._withdraw(block)
-            self._users[block] = 1
-            taken.append(block)
-            after = block
-        return taken
-
-    def leaving(self, count: int) -> Iterator[bytes]:
-        """The hashes of published blocks among the next `count` that would be taken, the first one first."""
-        for block in islice(self._free, count):
-            if block in self._hashes:
-                yield self._hashes[block]
-
-    def publish(self, block: int, hash: bytes) -> None:
-        """Let later sequences find a full block by its hash, unless another block has the same content."""
-        if hash not in self._by_hash and block not in self._hashes:
-            self._by_hash[hash] = block
-            self._hashes[block] = hash
-
-    def release(self, blocks: list[int]) -> None:
-        """Give back one use of each block of a sequence; blocks without users become free, the last first."""
-        for block in reversed(blocks):
-            self._users[block] -= 1
-            if not self._users[block]:
-                self._free[block] = None
-                if block not in self._hashes:
-                    self._free.move_to_end(block, last=False)
-
-    def withdraw_all(self) -> None:
-        """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
-        for block in list(self._by_hash.values()):
-            self._withdraw(block)
-
-    def _successor(self, block: int | None) -> int | None:
-        """The block behind this one, if it is free and not published."""
-        if block is None or block + 1 not in self._free or block + 1 in self._hashes:
-            return None
-        return block + 1
-
-    def _withdraw(self, block: int) -> None:
-        """Let nobody find the block any more."""
-        if block in self._hashes:
-            del self._by_hash[self._hashes.pop(block)]
-
-
 Tables = list[list[int]]
 """The blocks of each group of layers, all as many. The scratch block is where there is none."""
+
+
+class Prefix(NamedTuple):
+    """The part of a prompt that is found in the cache."""
+
+    tables: Tables
+    length: int
+    """Its tokens."""
+    end: list[int]
+    """The block, for each group, whose first rows are its last ones; none if it ends with a full block."""
+
 
 Find = Callable[[bytes], int | None]
 """The type of a function that finds the block of a name."""
@@ -144,6 +72,7 @@ class CacheManager:
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
+        self._shares_ends = caches and not facts.drafts  # drafters keep what they read of whole blocks
         self._scratch = facts.num_blocks
         self._windows = [(group, window) for group, window in enumerate(facts.windows) if window]
         self._names = [bytes([group]) if group else b"" for group in range(len(facts.windows))]
@@ -151,8 +80,8 @@ class CacheManager:
         self.published: dict[bytes, None] | None = None
         """Gets the name of each block that is published, if somebody wants to know."""
 
-    def match(self, seq: Sequence) -> Tables | None:
-        """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
+    def match(self, seq: Sequence) -> Prefix | None:
+        """The cached prefix with which a waiting sequence could start now, or None if it does not fit.
 
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
         cache again and again, only to be preempted.
@@ -162,11 +91,10 @@ class CacheManager:
         for fits in self._hooks.fits:
             if not fits(seq):
                 return None
-        prefix = self._cached_prefix(seq, self.pool.find, self.may_end)
-        kept = self._held(prefix)
+        prefix = self._find(seq)
+        kept = self._held(prefix.tables)
         unused = sum(not self.pool.users(block) for block in kept)
-        start = len(prefix[0]) * self._facts.block_size
-        new = blocks_needed(len(seq.tokens), self._facts, start) - len(kept)
+        new = blocks_needed(len(seq.tokens), self._facts, prefix.length) - len(kept)
         return prefix if new + unused <= self.pool.free else None
 
     def fits(self, seq: Sequence) -> bool:
@@ -174,19 +102,25 @@ class CacheManager:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """The number of tokens that a waiting sequence would find in the cache now."""
-        return len(self._cached_prefix(seq, self.pool.find, self.may_end)[0]) * self._facts.block_size
+        return self._find(seq).length
 
     def known_tokens(self, seq: Sequence) -> int:
         """The number of tokens whose blocks are known, also where no cached prefix can end."""
         return self._known_blocks(seq, self.pool.find)[0] * self._facts.block_size
 
-    def admit(self, seq: Sequence, prefix: Tables) -> int:
-        """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
-        self.pool.share(self._held(prefix))
-        seq.tables = prefix
-        seq.published = len(prefix[0])
-        seq.computed = len(prefix[0]) * self._facts.block_size
+    def admit(self, seq: Sequence, prefix: Prefix) -> int:
+        """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot.
+
+        Behind them it gets a block to which the end of the prefix is to be copied, if that is part of one.
+        """
+        self.pool.share(self._held(prefix.tables))
+        seq.tables, seq.computed = prefix.tables, prefix.length
+        seq.published = len(prefix.tables[0])
         seq.slot, seq.place = self.free_slots.pop(), Place.RUNNING
+        if prefix.end:
+            self._take(seq, 1)  # even if it is the end itself
+            self.pool.share(prefix.end)
+            self.pool.release(prefix.end)  # as the latest that was used
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> list[int] | None:
@@ -249,6 +183,19 @@ class CacheManager:
                     if self.published is not None:
                         self.published[hash + name] = None
             seq.published += 1
+        if seq.request.shared and self._shares_ends:
+            self._publish_ends(seq, positions)
+
+    def _publish_ends(self, seq: Sequence, positions: int) -> None:
+        """Let others share what the beginnings within the first positions leave of their last blocks."""
+        for length in seq.request.shared:
+            index, part = divmod(length, self._facts.block_size)
+            if not part or length > positions:
+                continue
+            hash = seq.end_hash(length, self._facts.block_size)
+            for table, name in zip(seq.tables, self._names, strict=True):
+                if table[index] != self._scratch:
+                    self.pool.publish(table[index], hash + name)
 
     def release(self, seq: Sequence) -> None:
         self.free_slots.append(seq.slot)
@@ -297,6 +244,21 @@ class CacheManager:
         columns = zip(tables, self._names, strict=True)
         return [(hash + name, table[index]) for table, name in columns if table[index] != self._scratch]
 
+    def _find(self, seq: Sequence) -> Prefix:
+        """The longest cached prefix of a waiting sequence."""
+        size = self._facts.block_size
+        tables = self._cached_prefix(seq, self.pool.find, self.may_end)
+        length = len(tables[0]) * size
+        may_end = self._shares_ends and self.may_end is None and self._may_share(seq)
+        for shared in reversed(seq.request.shared if may_end else ()):
+            if length < shared < min(length + size, len(seq.tokens)):
+                hash = seq.end_hash(shared, size)
+                found = (self.pool.find(hash + name) for name in self._names)
+                end = [block for block in found if block is not None]
+                if len(end) == len(tables):
+                    return Prefix(tables, shared, end)
+        return Prefix(tables, length, [])
+
     def _cached_prefix(self, seq: Sequence, find: Find, may_end: MayEnd | None) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""
         count, tables = self._known_blocks(seq, find)
@@ -313,7 +275,7 @@ class CacheManager:
         """The number of first blocks that all groups without windows have, and the tables of these groups."""
         tables: Tables = []
         size, count = self._facts.block_size, 0
-        if self._caches and not (seq.owes_prompt_logprobs or seq.aligns):
+        if self._may_share(seq):
             count = (len(seq.tokens) - 1) // size
         for group in range(len(self._names) - len(self._windows)):
             table: list[int] = []
@@ -325,6 +287,9 @@ class CacheManager:
             count = len(table)
             tables.append(table)
         return count, tables
+
+    def _may_share(self, seq: Sequence) -> bool:
+        return self._caches and not (seq.owes_prompt_logprobs or seq.aligns)
 
     def _shorten(self, seq: Sequence, count: int, find: Find, may_end: MayEnd | None) -> int:
         """As many of the first blocks as groups with windows allow, too, and with which a prefix can end."""

@@ -2,6 +2,7 @@
 
 The text is computed once: the first prompt is sent alone, and the others find what they have in common with
 it in the prefix cache. So it is with the beginning of a question behind which a model is asked several times.
+Engines are told where such beginnings end, so that no prompt computes a token of them again.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ class DecidedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _Row:
     """A prompt behind which an engine tells the log-probabilities of some tokens."""
 
-    def __init__(self, asked: AskedQuestion, branch: Branch) -> None:
+    def __init__(self, asked: AskedQuestion, branch: Branch, first: Branch | None) -> None:
+        """`first`: the branch with which those of a question begin, if there are several."""
         self.question, self.branch = asked.question, branch
         self._tokens = asked.tokens
+        self.shared = [] if first is None else [len(asked.tokens) + len(first.begun)]
+        """The length of what the prompts of a question have in common behind the state."""
         self.told: Sequence[float] = ()
 
     @property
@@ -72,7 +76,7 @@ class _Run:
         ends = frontend.facts.eos_token_ids
         self._labels = [Labels(asked.labels, ends) for asked in read.asked]
         self._rows = [
-            [_Row(asked, branch) for branch in labels.branches]
+            [_Row(asked, branch, labels.first) for branch in labels.branches]
             for asked, labels in zip(read.asked, self._labels, strict=True)
         ]
         self._state_ids, self._refusals = unpack(read.state.ids), {**read.refusals}
@@ -135,8 +139,17 @@ class _Run:
         }
         if media:
             options["media"] = as_media(media, self._state.media_items)
-        prompts = (([*self._state_ids, *row.tail], row.branch.sampling) for row in wave)
-        lengths = [len(self._state_ids) + row.length for row in wave]
+        state = len(self._state_ids)
+        prompts = (
+            (
+                [*self._state_ids, *row.tail],
+                row.branch.sampling,
+                state,
+                *(state + each for each in row.shared),
+            )
+            for row in wave
+        )
+        lengths = [state + row.length for row in wave]
         answers = await self._frontend.engine_requests.tell(
             prompts, lengths, self._admission, replica=self._terms.replica, **options
         )

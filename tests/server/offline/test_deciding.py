@@ -130,10 +130,14 @@ def test_exchanged_options_keep_their_probabilities(llm: LLM) -> None:
         assert weighed({**question, "choices": exchanged}) == pytest.approx(weighed(question), abs=1e-6)
 
 
-def test_a_state_that_is_asked_about_again_finds_its_prefix(llm: LLM) -> None:
+def test_a_state_that_is_asked_about_again_is_found_to_its_last_token(llm: LLM) -> None:
     state = f"Nobody has asked about this. {STATE}"
-    first, again = (llm.decide(state, [TRUE])[0].usage.input_tokens_details.cached_tokens for _ in range(2))
-    assert first < again and again >= len(llm.tokenizer.encode(state)) - 2 * 64
+    body = DecisionRequest.model_validate({"input": state, "questions": [MOOD]})
+    length = read_decisions(body, llm.frontend.reading_context).state.length
+    first, again = (
+        llm.decide(state, [asked])[0].usage.input_tokens_details.cached_tokens for asked in (TRUE, MOOD)
+    )
+    assert first < 64 and again == length and length % 32, "it ends within a block"
 
 
 def test_what_cannot_be_asked_is_refused(llm: LLM) -> None:

@@ -106,6 +106,19 @@ def test_conversations_have_pictures(pictured: Pictured) -> None:
     assert answers[0].prompt is not None and "an <image> is" in answers[0].prompt
 
 
+def test_questions_are_about_the_pictures_of_a_text(pictured: Pictured) -> None:
+    asked = [{"type": "predicate", "instructions": each} for each in ("It is red.", "It is a dog.")]
+
+    def decided(picture: Image) -> list[object]:
+        url = "data:image/png;base64," + base64.b64encode(saved(picture)).decode()
+        content = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": url}]
+        [found] = pictured.llm.decide([{"role": "user", "content": content}], asked)
+        return [each.probability for each in found.answers]
+
+    one, two = decided(ONE), decided(TWO)
+    assert len({*one, *two}) == 4 and decided(ONE) == one
+
+
 def test_prepared_pictures_are_kept_until_they_are_to_be_forgotten(pictured: Pictured) -> None:
     def hits() -> Any:
         embedded = pictured.llm.embed({"prompt": "see <image>", "multi_modal_data": {"image": ONE}})

@@ -1,4 +1,4 @@
-from engine_core.scheduling.cache.cache_manager import BlockPool
+from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.sequence import chain_hash, root_hash
 
 

@@ -58,6 +58,28 @@ def test_a_middle_whose_window_is_taken_is_not_found() -> None:
     assert served.cached(3) == 32, "what was held until the end is evicted last"
 
 
+@pytest.mark.parametrize("windows", [(0,), (0, 8), (0, 8, 8, 20)])
+def test_a_beginning_that_prompts_share_is_computed_once_up_to_its_last_token(
+    windows: tuple[int, ...],
+) -> None:
+    served = bench(windows, blocks=100)
+    served.serve(add(1, [*TOKENS[:21], 7, 8], shared=(21,)))
+    served.add_all([add(id, [*TOKENS[:21], id, id], shared=(21,)) for id in (2, 3, 4)])
+    served.run()
+    served.serve(add(5, [*TOKENS[:21], 3, 3, *served.text(3)]))
+    assert [served.cached(id) for id in (2, 3, 4, 5)] == [21, 21, 21, 24]
+    for id in (2, 3, 4):
+        assert served.text(id) == reference([*TOKENS[:21], id, id], 4)
+
+
+def test_the_end_of_a_beginning_is_forgotten_with_its_block() -> None:
+    served = bench((0,), blocks=12)
+    served.serve(add(1, TOKENS[:7], shared=(5,)))
+    served.serve(add(2, OTHERS[:44]))
+    served.serve(add(3, [*TOKENS[:5], 3], shared=(5,)))
+    assert served.cached(3) == 0 and served.text(3) == reference([*TOKENS[:5], 3], 4)
+
+
 def test_prompts_wait_for_what_they_need_and_no_longer() -> None:
     """Each of two prompts of 40 tokens needs ten blocks and those of the window, and not twenty."""
     served = bench(blocks=28, step=4)
