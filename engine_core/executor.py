@@ -231,10 +231,9 @@ class InlineExecutor:
             self._step_done = socket.socketpair()
             for end in self._step_done:
                 end.setblocking(False)
-            poller.register(self._step_done[0], zmq.POLLIN)
-            return
         with suppress(BlockingIOError):
             self._step_done[0].recv(4096)
+        poller.register(self._step_done[0], zmq.POLLIN)  # another one may follow an order to sleep or wake
 
     def stop(self) -> None:
         self._beside.shutdown()

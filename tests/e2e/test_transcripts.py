@@ -11,6 +11,7 @@ live_transcripts, transcripts = map(Later, ("live_transcripts", "transcripts"))
 
 def test_the_demo_model(demo: LiveServer) -> None:
     assert live_transcripts.changes("demo", demo) == []
+    assert "the engine has ended" not in demo.log.read_text(), "requests are asked again of another engine"
 
 
 @pytest.mark.parametrize("name", ["decoder", "several"])

@@ -66,8 +66,8 @@ def executor(runner: type[Runner]) -> Iterator[InlineExecutor]:
 
 
 def test_a_step_that_is_done_wakes_a_poll(executor: InlineExecutor) -> None:
-    poller = zmq.Poller()
-    for number in range(3):
+    first, second = zmq.Poller(), zmq.Poller()
+    for number, poller in enumerate((first, first, second)):
         executor.register(poller)
         assert not poller.poll(0)
         step = executor.submit(StepInput(number, [], []))
