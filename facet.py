@@ -6,6 +6,7 @@ They are imported when they are first asked for, so that naming one does not loa
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,7 +153,18 @@ def _import_packages() -> None:
         sys.path.remove(str(own))
 
 
+def _warn_of_hidden(folder: Path) -> None:
+    """Warns of modules of a program's own folder that it would not get: Facet's packages have their names."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    for name in _PACKAGES:
+        for hidden in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if hidden.is_file() and folder != Path(__file__).parent and str(hidden) != program:
+                message = f"{hidden} is hidden by facet's package of the same name: give it another name."
+                warnings.warn(message, stacklevel=3)
+
+
 _import_packages()
+_warn_of_hidden(Path(sys.path[0] if sys.path else "").absolute())
 
 
 def __getattr__(name: str) -> object:

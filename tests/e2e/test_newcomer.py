@@ -1,4 +1,4 @@
-"""What a newcomer does from a clone to Ctrl-C, with this Python's packages: `make newcomer` installs them."""
+"""What newcomers do: from a clone to Ctrl-C, with this Python's packages; a program of their own."""
 
 import os
 import shutil
@@ -24,3 +24,15 @@ def test_the_first_minutes_of_a_newcomer() -> None:
     done = subprocess.run([SCRIPT], env=made, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the first chat" in done.stdout and "Ctrl-C to the end" in done.stdout
+
+
+def test_a_program_beside_modules_of_our_names_is_told(tmp_path: Path) -> None:
+    for name in ("server", "models"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "app.py").write_text("from facet import LLM\nprint(LLM.__name__)\n")
+    command = [sys.executable, str(tmp_path / "app.py")]
+    made = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "LLM\n"
+    for name in ("server", "models"):
+        assert f"{tmp_path}/{name}.py is hidden by facet's package of the same name" in done.stderr
