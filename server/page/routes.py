@@ -265,8 +265,8 @@ def _writes(frontend: Frontend | ManyModels) -> bool:
     """Whether the first model is known to generate text."""
     if frontend.status.refuses:
         return False
-    first = frontend.states[0] if isinstance(frontend, ManyModels) else frontend.facts
-    return "generate" in first.tasks
+    served = frontend.states if isinstance(frontend, ManyModels) else [frontend.facts]
+    return any("generate" in first.tasks for first in served[:1])
 
 
 @router.get("/page/{digest}/{name:path}")
