@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pictured import Answer, Prompt, Prompts, assert_answers, expected, write_pictured
 from pictured_chat import LLAVA, SETTINGS
 from PIL.Image import Image
+from ranks import Layout, Ranks, make
 from sizes import engine_config
 from tiny import tiny_checkpoint
 from torch import nn
@@ -41,9 +42,9 @@ BESIDE = {
 
 
 class Llava:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        model = self.write(folder)
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.model = self.write(folder)
         self.prompts = Prompts(folder)
         one, two = noise(40, 28), noise(31, 90)
         make = self.prompts.make
@@ -57,7 +58,7 @@ class Llava:
             make(one, two, one, [12]),
             make([5, 9, 17, 44, 200, 7]),
         ]
-        self.answers = [self.right(model, each) for each in self.asked]
+        self.answers = [self.right(self.model, each) for each in self.asked]
 
     def right(self, model: nn.Module, prompt: Prompt) -> Answer:
         return expected(model, prompt, OUTPUT, self.inputs)
@@ -97,7 +98,9 @@ class Llava:
         return self.run_waves([prompts], **options)
 
     def run_waves(self, waves: list[list[Prompt]], **options: Any) -> tuple[list[Answer], list[int], Stats]:
-        engine = Engine.start(engine_config(self.folder, **{**BESIDE, **options}), lambda _: None)
+        layout = Layout(options.get("tensor_parallel_size", 1), options.get("pipeline_parallel_size", 1))
+        executor: Any = make(self.ranks, layout, []) if layout.size > 1 else None
+        engine = Engine.start(engine_config(self.folder, **{**BESIDE, **options}), lambda _: None, executor)
         answers, cached = [Answer() for wave in waves for _ in wave], dict[int, int]()
         ids = iter(range(len(answers)))
         try:
@@ -137,18 +140,18 @@ class PaliGemma(Llava):
 
 
 @pytest.fixture(scope="module")
-def paligemma(tmp_path_factory: pytest.TempPathFactory) -> PaliGemma:
-    return PaliGemma(tmp_path_factory.mktemp("paligemma"))
+def paligemma(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> PaliGemma:
+    return PaliGemma(tmp_path_factory.mktemp("paligemma"), ranks)
 
 
 @pytest.fixture(scope="module")
-def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Gemma3:
-    return Gemma3(tmp_path_factory.mktemp("gemma3"))
+def gemma3(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Gemma3:
+    return Gemma3(tmp_path_factory.mktemp("gemma3"), ranks)
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
-    return Llava(tmp_path_factory.mktemp("llava"))
+def llava(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Llava:
+    return Llava(tmp_path_factory.mktemp("llava"), ranks)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,8 @@ def test_after_a_failed_step_pictures_are_encoded_again(
         ({"steps_ahead": 1, "max_num_batched_tokens": 16}, ITEM),
         ({"steps_ahead": 2, "max_num_batched_tokens": 7, "max_num_seqs": 2}, 2 * ITEM),
         ({"max_num_batched_tokens": 16, "num_gpu_blocks_override": 24, "max_model_len": 40}, ITEM),
+        ({"max_num_batched_tokens": 16, "tensor_parallel_size": 2}, ITEM),
+        ({"max_num_batched_tokens": 16, "pipeline_parallel_size": 2}, ITEM),
     ],
 )
 def test_pictures_that_see_both_ways_are_never_cut(
@@ -244,6 +249,16 @@ def test_pictures_that_see_both_ways_are_never_cut(
     monkeypatch.setattr(WorkerLimits, "most_embeddings", room)
     answers, _, _ = gemma3.run(gemma3.asked * 2, **{"max_num_seqs": 16, **options})
     assert_answers(answers, gemma3.answers * 2)
+
+
+def test_tokens_of_a_picture_see_later_ones(gemma3: Gemma3) -> None:
+    """Otherwise the answers would be others, so the comparison above shows that they do."""
+
+    def causal(pictures: list[Image], ids: list[int]) -> dict[str, Any]:
+        return {"pixel_values": gemma3.inputs(pictures, ids)["pixel_values"]}
+
+    other = expected(gemma3.model, gemma3.asked[6], OUTPUT, causal)
+    assert other.logprobs != pytest.approx(gemma3.answers[6].logprobs, abs=1e-3)
 
 
 def test_known_prefixes_end_inside_a_picture_that_sees_both_ways(gemma3: Gemma3) -> None:
@@ -259,6 +274,8 @@ def test_known_prefixes_end_inside_a_picture_that_sees_both_ways(gemma3: Gemma3)
         ({"steps_ahead": 2, "max_num_seqs": 3, "max_num_batched_tokens": 64}, False),
         ({"max_num_batched_tokens": 32, "num_gpu_blocks_override": 8, "max_model_len": 32}, True),
         ({"long_prefill_token_threshold": 2, "max_token_gap_ms": 0.001, "max_num_seqs": 5}, False),
+        ({"tensor_parallel_size": 2}, False),
+        ({"pipeline_parallel_size": 2}, False),
     ],
 )
 def test_prompts_that_see_both_ways_are_never_cut(

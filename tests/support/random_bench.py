@@ -4,6 +4,7 @@ import random
 
 from fake_media import picture
 from fake_worker import EOS, facts
+from msgspec.structs import replace
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.prompt_media import Media
@@ -53,13 +54,13 @@ def random_media(rnd: random.Random, tokens: list[int]) -> tuple[Media, ...]:
     return tuple(media)
 
 
-def random_bench(
-    rnd: random.Random, windows: tuple[int, ...], *, media: bool = False
-) -> tuple[Bench, list[tuple[int, AddRequest]]]:
-    """A configuration, and requests that share prefixes, salts, pictures and a tiny alphabet."""
+def bench_of(
+    rnd: random.Random, windows: tuple[int, ...], tasks: tuple[str, ...], *, media: bool, guesses: bool
+) -> Bench:
     chunked = rnd.random() < 0.8
-    tasks = ["embed", "token_embed"] if windows == (0,) else ["embed"]
-    limits = random_facts(rnd, windows, ("generate", *tasks), chunked=chunked, media=media)
+    limits = random_facts(rnd, windows, tasks, chunked=chunked, media=media)
+    if guesses:
+        limits = replace(limits, most_rows=min(limits.max_num_batched_tokens, rnd.choice([8, 64, 64])))
     chosen = config(
         enable_prefix_caching=rnd.random() < 0.8,
         enable_chunked_prefill=chunked,
@@ -68,8 +69,21 @@ def random_bench(
         pipeline_parallel_size=rnd.choice([1, 1, 1, 2, 3, 4]),
         steps_ahead=rnd.choice([0, 1, 1, 2]),
         max_num_encoder_input_tokens=rnd.choice([None, 1, 6]) if media else None,
+        max_token_gap_ms=rnd.choice([0.0, 10.0]),
         disable_chunked_mm_input=media and limits.max_num_batched_tokens > 5 and rnd.random() < 0.2,
     )
+    return Bench(chosen, limits, depth=chosen.depth - 1)
+
+
+def random_bench(
+    rnd: random.Random, windows: tuple[int, ...], *, media: bool = False, guesses: bool = False
+) -> tuple[Bench, list[tuple[int, AddRequest]]]:
+    """A configuration, and requests that share prefixes, salts, pictures and a tiny alphabet.
+
+    Some requests go on behind tokens that another engine has written. `guesses`: whether steps verify some.
+    """
+    tasks = ["embed", "token_embed"] if windows == (0,) else ["embed"]
+    bench = bench_of(rnd, windows, ("generate", *tasks), media=media, guesses=guesses)
     top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks after different prefixes common
     shared = [rnd.randint(1, top) for _ in range(16)]
     owners = rnd.choice([[""], ["a", "b"], ["a", "a", "a", "b"], ["", "a", "b", "c"]])
@@ -89,16 +103,20 @@ def random_bench(
             continue
         if len(tokens) + max_tokens > 45:
             max_tokens = 45 - len(tokens)
+        done = rnd.randint(1, len(tokens) - 1) if len(tokens) > 1 and not items and rnd.random() < 0.2 else 0
         request = add(
             id,
             tokens,
-            max_tokens,
+            max_tokens + done,
+            prompt_len=len(tokens) - done if done else 0,
+            streams=rnd.random() < 0.5,
+            reports_guesses=rnd.random() < 0.5,
             priority=priority,
             salt=salt,
             min_tokens=min(max_tokens, rnd.choice([0, 0, 5])),
             stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
-            prompt_logprobs=rnd.choice([None, None, 0]),
+            prompt_logprobs=None if done else rnd.choice([None, None, 0]),
             **owned,
         )
         requests.append((rnd.randint(0, 1), request))
-    return Bench(chosen, limits, depth=chosen.depth - 1), requests
+    return bench, requests

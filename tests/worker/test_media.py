@@ -16,7 +16,6 @@ from pictured import (
     Prompts,
     assert_answers,
     expected,
-    tower_input,
     write_pictured,
 )
 from pictured_chat import LLAVA, SETTINGS
@@ -80,15 +79,6 @@ def runner(llava: Llava) -> Runner:
     return open_runner(llava.folder, **SIZES)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 512])
-def test_prompts_with_pictures_get_the_tokens_of_transformers(
-    llava: Llava, runner: Runner, chunk: int
-) -> None:
-    engine = Engine(runner.launch, runner.facts, llava.prompts, chunk=chunk)
-    assert_answers(engine.run(llava.asked, OUTPUT, ahead=chunk % 2), llava.answers)
-    assert engine.encoded < sum(len(each.media) for each in llava.asked), "equal items are encoded once"
-
-
 def test_steps_behind_a_picture_are_replayed(llava: Llava, runner: Runner) -> None:
     replays: Any = runner._compute.forward  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     with mock.patch.object(replays, "_forward", wraps=replays._forward) as forward:
@@ -129,15 +119,6 @@ def test_published_names_are_read(llava: Llava, tmp_path: Path) -> None:
     runner = open_runner(tmp_path, **SIZES)
     engine = Engine(runner.launch, runner.facts, llava.prompts)
     assert_answers(engine.run(llava.asked[:1], OUTPUT), llava.answers[:1])
-
-
-def test_an_item_has_the_same_bits_alone_and_beside_others(llava: Llava) -> None:
-    model: Any = load_model(LoadOptions(read_config(llava.folder), llava.folder, dtype=torch.float32))
-    items = [tower_input(item) for item in llava.prompts.items.values()]
-    together = model.encode(items)
-    for item, rows in zip(items, together, strict=True):
-        assert rows.shape == (item.embeddings, 32)
-        assert torch.equal(model.encode([item])[0], rows)
 
 
 def test_without_its_tower_text_alone_is_served(

@@ -5,15 +5,12 @@ from typing import Any
 
 import paligemma_pictured
 import pytest
-import torch
 from media_files import noise
 from opened import open_runner
 from pictured import Engine, Prompts, assert_answers, expected
-from ranks import Layout, Ranks, RanksOfTests
 from safetensors.torch import load_file, save_file
-from sizes import worker_config
 
-from models.config import ConfigError, read_config
+from models.config import ConfigError
 
 OUTPUT = 9
 SIZES: dict[str, Any] = {
@@ -56,36 +53,10 @@ def test_prompts_get_the_tokens_of_transformers(paligemma: PaliGemma, ahead: int
     assert_answers(engine.run(paligemma.asked, OUTPUT, ahead=ahead), paligemma.answers)
 
 
-def test_transformers_answers_so_with_a_cache_too(paligemma: PaliGemma) -> None:
-    for prompt, right in zip(paligemma.asked, paligemma.answers, strict=True):
-        ids = torch.tensor([prompt.tokens])
-        beside = paligemma_pictured.inputs(prompt.pictures, []) if prompt.pictures else {}
-        made = paligemma.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            token_type_ids=torch.zeros_like(ids),
-            max_new_tokens=OUTPUT,
-            min_new_tokens=OUTPUT,
-            do_sample=False,
-            **beside,
-        )
-        count = next((n for n, token in enumerate(right.tokens) if token == 1), OUTPUT)
-        assert made[0, len(prompt.tokens) :].tolist()[:count] == right.tokens[:count]
-
-
 def test_tokens_of_a_prompt_see_later_ones(paligemma: PaliGemma) -> None:
     """Otherwise the answers would be others, so the comparisons above show that they do."""
     other = expected(paligemma.model, paligemma.asked[0], OUTPUT, paligemma_pictured.inputs)
     assert other.logprobs != pytest.approx(paligemma.answers[0].logprobs, abs=1e-3)
-
-
-@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
-def test_ranks_give_the_tokens_of_one(paligemma: PaliGemma, layout: Layout, ranks: Ranks) -> None:
-    config = worker_config(folder=str(paligemma.folder), model=read_config(paligemma.folder), **SIZES)
-    executor = RanksOfTests(ranks, layout, config)
-    engine = Engine(executor.submit, executor.start(), paligemma.prompts)
-    assert_answers(engine.run(paligemma.asked, OUTPUT), paligemma.answers)
-    executor.stop()
 
 
 @pytest.mark.parametrize("newer", [False, True])

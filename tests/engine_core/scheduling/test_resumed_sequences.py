@@ -1,9 +1,6 @@
 """Answers that another engine has begun: what comes is what would have come, and nothing is told twice."""
 
-import random
-
-import pytest
-from fake_worker import EOS, facts, reference
+from fake_worker import facts, reference
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
@@ -19,30 +16,6 @@ def resumed(request: AddRequest, emitted: int, **changes: object) -> AddRequest:
     assert emitted < len(whole)
     tokens = request.tokens + whole[:emitted]
     return replace(request, tokens=tokens, prompt_len=len(request.tokens), **changes)
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_what_comes_is_the_rest_wherever_it_was_cut(part: int) -> None:
-    for seed in range(part * 100, (part + 1) * 100):
-        rnd = random.Random(seed)
-        limits = facts(num_blocks=16, max_num_batched_tokens=rnd.choice([4, 64]), max_model_len=40)
-        bench = Bench(config(enable_prefix_caching=rnd.random() < 0.5), limits, depth=rnd.choice([0, 1]))
-        expected: dict[int, list[int]] = {}
-        for id in range(10):
-            prompt = [rnd.randint(1, rnd.choice([2, 49])) for _ in range(rnd.randint(1, 14))]
-            max_tokens = rnd.choice([rnd.randint(1, 12), 20])
-            stops = rnd.choice([(), (EOS,), tuple(range(5))])
-            least = min(max_tokens, rnd.choice([0, 5]))
-            request = add(id, prompt, max_tokens, stop_token_ids=stops, min_tokens=least)
-            whole = reference(prompt, max_tokens, stops, least)
-            cut = rnd.randrange(len(whole))
-            bench.add(resumed(request, cut) if cut else request)
-            expected[id] = whole[cut:]
-            bench.step()
-        bench.run()
-        for id, rest in expected.items():
-            assert bench.text(id) == rest, f"seed {seed}, request {id}"
-            assert bench.last(id).finish in ("stop", "length")
 
 
 def test_the_model_s_length_ends_an_answer_where_it_would_have_ended() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from architectures import RUNS, names, outcome
 from models_page import OWN, PAGE, VERSION_LINE, own_rows, row
+from shape_files import read_shapes
 
 from models import ops
 from models.composites import COMPOSITES
@@ -28,7 +29,8 @@ def one_thread(reference: None) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "architecture",
-    [name for name in names() if name not in COMPOSITES],  # these have test_composites.py
+    # Composites have test_composites.py, and decoders of ours decoders/test_families.py.
+    [name for name in names() if name not in COMPOSITES and name not in read_shapes("variants")],
 )
 def test_it_runs_as_in_transformers_or_is_refused(architecture: str, tmp_path: Path) -> None:
     found = outcome(architecture, tmp_path)

@@ -112,8 +112,10 @@ def test_vectors_are_those_of_transformers(architecture: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("cpu_kernels")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [*zip(ARCHITECTURES, (torch.bfloat16, torch.float32, torch.bfloat16), strict=True)],
+)
 def test_the_same_bits_alone_and_in_any_batch(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = comparing_checkpoint(architecture, tmp_path)
     (model,) = load_pooled(folder, dtype=dtype)

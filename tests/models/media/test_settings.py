@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gemma_pictured import FIELDS as GEMMA_CONFIG
+from gemma_pictured import SETTINGS as GEMMA_SETTINGS
 from media_files import QWEN, QWEN_CONFIG, QWEN_SETTINGS, media_files, tower
 
 from models.media.item import MediaError
@@ -58,6 +60,7 @@ def test_old_files_say_little(tmp_path: Path) -> None:
 NEXT, ONE = "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"
 CUT = {"size": 224, "crop_size": 224, "image_grid_pinpoints": [[224, 448]]}
 SIGLIP = tower("siglip", image_size=384, patch_size=16)
+GEMMA = "Gemma3ForConditionalGeneration"
 OBLONG = tower("intern", image_size=[28, 56])
 LLAVA, CROP = "LlavaForConditionalGeneration", {"height": 200, "width": 224}
 
@@ -96,6 +99,8 @@ LLAVA, CROP = "LlavaForConditionalGeneration", {"height": 200, "width": 224}
         ("Mistral3ForConditionalGeneration", CLIP, {"do_pad": False}, "'do_pad' is False, and only True"),
         ("Siglip2Model", CLIP, {"patch_size": 14}, "'patch_size' is not that of the tower"),
         ("InternVLForConditionalGeneration", SIGLIP, {"size": {"height": 3}}, "are not squares"),
+        (GEMMA, {**GEMMA_CONFIG, "mm_tokens_per_image": 3}, GEMMA_SETTINGS, "does not cut 4 x 4 patches"),
+        (GEMMA, {**GEMMA_CONFIG, "mm_tokens_per_image": 9}, GEMMA_SETTINGS, "does not cut 4 x 4 patches"),
         ("InternVLForConditionalGeneration", OBLONG, {}, r"must be of squares, but one is \[28, 56\]"),
     ],
 )

@@ -240,39 +240,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-def test_preemption(llama: Path, open_engine: Open) -> None:
-    adds = [write(id, text, max_tokens=12) for id, text in enumerate(TEXTS)]
-    expected = run(open_engine(llama)[0], adds)
-    for layout in [*LAYOUTS, Layout(1, 3)]:
-        engine, _ = open_engine(
-            llama, layout, num_gpu_blocks_override=17, max_num_seqs=8, enable_prefix_caching=False
-        )
-        run(engine, adds).assert_like(expected)
-        assert engine.stats().preemptions > 0
-
-
-def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
-    for layout in [Layout(), *LAYOUTS]:
-        engine, _ = open_engine(llama, layout)
-        first = run(engine, WRITES)
-        run(engine, WRITES).assert_like(first)
-        assert engine.stats().prefix_hits > 0
-
-
-def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
-    """Each rank draws for itself, and all must draw the same."""
-    options: list[dict[str, object]] = [
-        {"temperature": 1.0, "seed": 1},
-        {"temperature": 0.8, "top_p": 0.7, "seed": 2},
-        {"temperature": 1.5, "top_k": 5, "min_p": 0.01, "seed": 3},
-        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {7: 4.0}},
-        {"prompt_logprobs": 2, "logprobs": 3, "min_tokens": 4},
-        {"temperature": 0.9, "top_p": 0.8, "seed": 3, "logprobs": 3, "logprobs_mode": "processed_logits"},
-    ]
-    adds = [write(id, TEXTS[id], max_tokens=10, **given) for id, given in enumerate(options)]
-    compare(open_engine, llama, adds)
-
-
 def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
     """The middle stage, which neither embeds nor samples, works at the same time, too."""
     adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
@@ -387,3 +354,12 @@ def test_each_rank_reads_its_part_only(layout: Layout, ranks: Ranks, tmp_path: P
 def test_what_cannot_be_cut_is_refused(layout: Layout, says: str, ranks: Ranks, llama: Path) -> None:
     with pytest.raises(RankError, match=says):
         ranks.open(configs(llama, layout, ranks))
+
+
+def test_a_hybrid_in_stages_with_states_on_disk_takes_no_guesses(ranks: Ranks, tmp_path: Path) -> None:
+    """A state might be written before it has gone on by the guesses that hold."""
+    hybrid = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid")
+    given = {"num_gpu_blocks_override": 96, "max_model_len": 64, "guesses": True}
+    opened = ranks.open(configs(hybrid, Layout(1, 2), ranks, kv_cache_dir=str(tmp_path / "disk"), **given))
+    ranks.close_model(2)
+    assert [facts.most_rows for facts, _ in opened] == [0, 0]

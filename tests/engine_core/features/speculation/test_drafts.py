@@ -1,20 +1,19 @@
 """Guesses change nothing of an answer, whether they hold or not, and give their memory back."""
 
 import random
-from collections import Counter, deque
 from collections.abc import Callable
 
 import pytest
-from fake_worker import EOS, facts, reference, text_after
-from scheduler_bench import Bench, add, config, pool
+from fake_worker import facts, reference
+from scheduler_bench import Bench, add, config
 from scripted_speculator import ScriptedGuesser, use
 
 from engine_core.engine_stats import GuessReport
 from engine_core.features.states.prefix_states import PrefixStates
-from engine_core.protocol import AddRequest, Tokens
+from engine_core.protocol import Tokens
 from engine_core.scheduling.planned_step import PlannedStep
-from worker.protocol import Pooling, Sampling, StepOutput, TokenLogprobs
-from worker.worker_facts import WorkerFacts, blocks_held
+from worker.protocol import StepOutput, TokenLogprobs
+from worker.worker_facts import WorkerFacts
 
 MakeBench = Callable[..., Bench]
 
@@ -64,16 +63,6 @@ def test_right_guesses_come_several_a_step(guessing: MakeBench) -> None:
     assert last.guesses == GuessReport([6, 6], [6, 6]) and last.timing is not None and last.timing.steps == 4
     stats = bench.scheduler.stats(0.0)
     assert stats.guesses is not None and stats.guesses.held == [2] * 6
-
-
-def test_wrong_guesses_give_one_token_a_step(guessing: MakeBench) -> None:
-    bench = guessing(chance=0.0)
-    bench.add(add(1, [5, 7], max_tokens=40))
-    bench.run()
-    assert bench.text(1) == reference([5, 7], 40)
-    guesses = bench.scheduler.stats(0.0).guesses
-    assert guesses is not None and guesses.guessed > 5 * sum(guesses.held)
-    assert bench.last(1).guesses is None, "it was not asked for"
 
 
 def test_nothing_is_guessed_beyond_the_limit(guessing: MakeBench) -> None:
@@ -216,124 +205,3 @@ def test_the_newest_state_of_an_answer_is_remembered(guessing: MakeBench, size: 
         bench.serve(add(2, prompt, max_tokens=5))
         assert bench.cached(2) == 31 // size * size
         assert bench.text(2) == reference(prompt, 5)
-
-
-# Random traffic.
-
-
-def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> Bench:
-    block_size, slots = rnd.choice([1, 2, 4, 8]), rnd.choice([1, 2, 4, 8])
-    step = rnd.choice([3, 8, 64])
-    limits = facts(
-        block_size=block_size,
-        num_blocks=blocks_held(45, step, block_size, windows) + rnd.choice([0, 2, 20]),
-        max_num_seqs=slots,
-        max_num_batched_tokens=step,
-        max_model_len=48,
-        tasks=("generate", "embed"),
-        windows=windows,
-        most_rows=min(step, rnd.choice([slots, 8, 64])) if rnd.random() < 0.9 else step,
-        remembered_states=rnd.choice([None, None, 0, 1, 2, 5, 40]),
-    )
-    chosen = config(
-        enable_prefix_caching=rnd.random() < 0.8,
-        long_prefill_token_threshold=rnd.choice([0, 0, 2, 5]),
-        scheduling_policy=rnd.choice(["fcfs", "priority"]),
-        pipeline_parallel_size=rnd.choice([1, 1, 1, 2, 3]),
-        steps_ahead=rnd.choice([0, 1, 1, 2]),
-        max_token_gap_ms=rnd.choice([0.0, 10.0]),
-    )
-    return Bench(chosen, limits, depth=chosen.depth - 1)
-
-
-def random_requests(rnd: random.Random) -> list[tuple[int, AddRequest]]:
-    shared = [rnd.randint(1, 49) for _ in range(16)]
-    requests: list[tuple[int, AddRequest]] = []
-    for id in range(12):
-        tokens = shared[: rnd.randint(0, 16)] + [rnd.randint(1, 49) for _ in range(rnd.randint(1, 14))]
-        owned = {"priority": rnd.randint(0, 2), "owner": rnd.choice(["", "a", "b"])}
-        if rnd.random() < 0.15:
-            requests.append((rnd.randint(0, 1), pool(id, tokens, **owned)))
-            continue
-        most = min(rnd.choice([rnd.randint(1, 12), 100]), 45 - len(tokens))
-        resumed = {"prompt_len": rnd.randint(1, len(tokens) - 1)} if len(tokens) > 1 and id % 5 == 0 else {}
-        request = add(
-            id,
-            tokens,
-            most + (len(tokens) - resumed["prompt_len"] if resumed else 0),
-            min_tokens=0 if resumed else min(most, rnd.choice([0, 5])),
-            stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
-            streams=rnd.random() < 0.5,
-            reports_guesses=rnd.random() < 0.5,
-            **owned,
-            **resumed,
-        )
-        requests.append((rnd.randint(0, 1), request))
-    return requests
-
-
-def disturb(rnd: random.Random, bench: Bench, aborted: set[tuple[int, int]]) -> None:
-    """Abort a request, or pause one."""
-    if bench.scheduler.live and rnd.random() < 0.1:
-        aborted.add(key := rnd.choice(sorted(bench.scheduler.live)))
-        bench.abort(key)
-    if bench.scheduler.live and rnd.random() < 0.2:
-        key, paused = rnd.choice(sorted(bench.scheduler.live)), bench.scheduler.paused
-        (paused.resume if bench.scheduler.live[key] in paused else paused.pause)([key])
-
-
-@pytest.mark.parametrize("part", range(8))
-def test_random_traffic_is_answered_as_without_guesses(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Counter[str]()
-    for seed in range(part * 125, (part + 1) * 125):
-        rnd = random.Random(seed)
-        guesser = ScriptedGuesser(rnd, rnd.choice([1, 3, 8]), rnd.choice([0.0, 0.5, 0.9, 1.0]))
-        use(monkeypatch, guesser)
-        bench = random_bench(rnd, (0,) if part < 6 else rnd.choice([(0, 5), (0, 9, 9), (7,)]))
-        requests, aborted, disturbed = random_requests(rnd), set[tuple[int, int]](), rnd.random() < 0.5
-        todo = deque(requests)
-        while todo or bench.scheduler.live or bench.in_flight:
-            if todo and rnd.random() < 0.5:
-                client, request = todo.popleft()
-                bench.add(request, client)
-            if disturbed:
-                disturb(rnd, bench, aborted)
-            if not bench.step() and not todo and bench.scheduler.live:
-                paused = bench.scheduler.paused
-                assert paused, f"stuck with seed {seed}"
-                paused.resume([rnd.choice(sorted(seq.key for seq in paused))])
-            assert bench.now < 5000, f"no end with seed {seed}"
-        assert not guesser.known and bench.scheduler.cache.pool.free == bench.facts.num_blocks
-        for client, request in requests:
-            check(bench, client, request, aborted=(client, request.id) in aborted)
-        seen["preemptions"] += bench.scheduler.counters.preemptions
-        seen["hits"] += bench.scheduler.counters.prefix_hits
-        if bench.facts.remembered_states:
-            seen["hits of hybrids"] += bench.scheduler.counters.prefix_hits
-        seen["held"] += sum(guesser.held)
-        seen["failed"] += guesser.guessed - sum(guesser.held)
-        seen["aborted"] += len(aborted)
-        seen["in stages"] += guesser.drafts * (bench.config.pipeline_parallel_size > 1)
-    counted = ("preemptions", "hits", "held", "failed", "aborted", "in stages", "hits of hybrids")
-    assert min(seen[each] for each in counted[: 7 if part < 6 else 6]) > 10
-
-
-def check(bench: Bench, client: int, request: AddRequest, *, aborted: bool) -> None:
-    if isinstance(request.params, Pooling):
-        assert len(bench.outputs[client, request.id]) == 1
-        return
-    params = request.params
-    assert isinstance(params, Sampling)
-    start = request.prompt_len or len(request.tokens)
-    before, last = list(request.tokens), bench.last(request.id, client)
-    text = bench.text(request.id, client)
-    for place, token in enumerate(text):
-        assert token == text_after(before), f"token {place} of request {request.id}"
-        before.append(token)
-        stopped = token in params.stop_token_ids and len(before) - 1 - start >= params.min_tokens
-        ended = stopped or len(before) == start + params.max_tokens
-        assert ended == (last.finish != "abort" and place == len(text) - 1)
-    assert (last.finish == "abort") <= aborted
-    assert (last.guesses is not None) == request.reports_guesses
-    if last.guesses is not None and last.finish == "length" and request.id % 5:
-        assert sum(last.guesses.held) < len(text)

@@ -86,8 +86,10 @@ def test_long_prompts_of_another_owner_delay_a_short_one_by_one_step(crowd: int,
     assert clock.outputs[1][0][0] - at <= whole + STEP
 
 
-@pytest.mark.parametrize("kind", ["decode", "prompts", "mixed", "texts"])
-@pytest.mark.parametrize("slots", [4, 8, 64])
+@pytest.mark.parametrize(
+    ("kind", "slots"),
+    [("decode", 4), ("prompts", 8), ("mixed", 8), ("texts", 4), ("mixed", 64), ("texts", 64)],
+)
 def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
     clock, rng = Clock(slots=slots, gap_ms=0), random.Random(slots)
     ids = itertools.count(1)

@@ -67,7 +67,7 @@ def assert_specified(table: Table, matrix: Grouped, x: Tensor, sections: int | N
     end=st.sampled_from([None, True, False]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_products_are_those_specified(
     table: Table,
     name: str,
