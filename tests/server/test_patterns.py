@@ -4,6 +4,7 @@ Each is tried at the beginning of a text, where it may not divide one run of cha
 """
 
 import ast
+import functools
 import re
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ SECONDS = 1
 BEGINNINGS = ("", "{", "{1,", "~", '"', '{"input', "boundary=", "<|a", "a", "/a/", "\\")
 
 
+@functools.cache
 def _found() -> list[tuple[str, re.Pattern[str] | re.Pattern[bytes]]]:
     """The patterns that the sources have as constants."""
     found: list[tuple[str, re.Pattern[str] | re.Pattern[bytes]]] = []

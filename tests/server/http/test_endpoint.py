@@ -21,9 +21,7 @@ from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable, check_entry
 from server.http.error_answers import CLIENT_GONE, explain
 from server.reading.endpoint_table import BY_PATH
-from server.routes import batches, models
-from server.routes.adapters import loading
-from server.run.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
+from server.run.app import ROUTERS
 from server.schemas.body import invalid_body
 from server.schemas.tokenize import TokenizeRequest
 
@@ -136,18 +134,6 @@ async def test_checks_come_before_the_body(
     frontend.unready = Unavailable("The model is still loading.")
     answer = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()) == (503, frontend.unready.body())
-
-
-def test_every_documented_route_is_an_endpoint() -> None:
-    documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
-    routers = [*ROUTERS, *OLLAMA_ROUTERS, batches.router, models.loading, loading.router]
-    routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
-    assert {
-        (method.lower(), route.path_format)
-        for route in routes
-        if route.include_in_schema
-        for method in route.methods or ()
-    } == documented
 
 
 async def test_fastapi_tries_no_route_by_its_expression_to_find_a_plain_path(

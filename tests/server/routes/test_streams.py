@@ -162,14 +162,3 @@ async def test_comments_say_what_a_stream_waits_for(
     comments, found, rest = text.rpartition(f": {words}\n\n")
     assert found
     assert set(comments.split("\n\n")) <= {f": {words}", ""} and events(rest)[-1] == "[DONE]"
-
-
-# Entry
-
-
-async def test_the_docs_show_every_field(client: httpx.AsyncClient) -> None:
-    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    assert {"prompt", "max_tokens", "logprobs", "stop", "stream_options"} <= set(
-        schemas["CompletionRequest"]["properties"]
-    )
-    assert {"messages", "tools", "top_logprobs"} <= set(schemas["ChatRequest"]["properties"])

@@ -44,26 +44,23 @@ async def test_results_of_tools_may_be_pictures(client: httpx.AsyncClient, front
 
 
 BROKEN = data_url(b"x" * 9000)
+UNREADABLE = [BROKEN, data_url(b"x"), "http://127.0.0.1/a", "gopher://x"]
 LOST = "[picture that could not be read]"
 CALL = {"id": "c1", "function": {"name": "look", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(("elsewhere", "parser"), [(False, "auto"), (True, "auto"), (False, "hermes")])
-@pytest.mark.parametrize("url", [BROKEN, data_url(b"x"), "http://127.0.0.1/a", "gopher://x"])
-async def test_a_picture_of_a_tool_that_cannot_be_read_is_text(
+async def test_pictures_of_a_tool_that_cannot_be_read_are_text(
     client: httpx.AsyncClient,
     frontend: FakeFrontend,
-    url: str,
     elsewhere: bool,
     parser: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     frontend.reading = replace(frontend.reading, tool_call_parser=parser)
-    shown = [
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "image_url", "image_url": {"url": data_url(PICTURE)}},
-    ]
+    urls = [*UNREADABLE, data_url(PICTURE)]
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     talk = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "tool_calls": [CALL]},
@@ -72,8 +69,8 @@ async def test_a_picture_of_a_tool_that_cannot_be_read_is_text(
     with patch.object(endpoint, "is_long", lambda raw: elsewhere):
         response = await client.post(CHAT, json={"messages": talk})
     assert response.status_code == 200
-    assert f"{LOST}[####]" in prompt(frontend)
-    assert "could not be read, shown as text (1)" in response.headers["warning"]
+    assert LOST * 4 + "[####]" in "".join(prompt(frontend).split("\n"))
+    assert "could not be read, shown as text (4)" in response.headers["warning"]
     assert "a file in a tool's result is left out" in caplog.text
 
 
