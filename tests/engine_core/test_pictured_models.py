@@ -21,10 +21,8 @@ from transformers import CLIPImageProcessorPil
 
 from engine_core.engine import Engine
 from engine_core.engine_stats import Stats
-from engine_core.prompt_media import Media
 from engine_core.protocol import AddRequest, Tokens
 from models.config import read_config
-from worker.buffers import Buffer
 from worker.capacity import WorkerLimits
 from worker.features.media.step_media import StepMedia
 from worker.protocol import Sampling, StepInput
@@ -72,25 +70,10 @@ class Llava:
 
     def add(self, id: int, prompt: Prompt) -> AddRequest:
         return AddRequest(
-            id, prompt.tokens, Sampling(OUTPUT, temperature=0, logprobs=0), media=self.media(prompt)
-        )
-
-    def media(self, prompt: Prompt) -> tuple[Media, ...]:
-        pairs = [(place, self.prompts.items[place.number]) for place in prompt.media]
-        return tuple(
-            Media(
-                *(
-                    b"%d" % place.number,
-                    place.kind,
-                    place.at,
-                    place.length,
-                    place.runs,
-                    item.shape,
-                    item.grid,
-                ),
-                pixels=Buffer(item.pixels),
-            )
-            for place, item in pairs
+            id,
+            prompt.tokens,
+            Sampling(OUTPUT, temperature=0, logprobs=0),
+            media=self.prompts.media_of(prompt),
         )
 
     def run(self, prompts: list[Prompt], **options: Any) -> tuple[list[Answer], list[int], Stats]:

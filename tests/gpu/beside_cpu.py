@@ -15,7 +15,6 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -74,9 +73,7 @@ def answers(
     folder: Path, runner: Runner, requests: list[AddRequest], **asked: Any
 ) -> tuple[list[list[int]], Any]:
     """The tokens of each request, each step planned one ahead, and what drafts have come of it."""
-    shape = SimpleNamespace(vocabulary=read_config(folder).vocab_size)
-    dummy: Any = SimpleNamespace(runner=runner, facts=runner.facts, shape=shape)
-    loop = Loop(dummy, 1, **asked)
+    loop = Loop(runner.launch, runner.facts, read_config(folder).vocab_size, **asked)
     return loop.run(requests), loop.scheduler.hooks.find(Drafts)
 
 

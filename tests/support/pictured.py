@@ -7,26 +7,30 @@ shows all of it with LLaVA.
 """
 
 import json
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from PIL.Image import Image
+from scheduled import Answer, Handle, Loop
 from shape_files import read_shapes
-from tiny import randomise
+from tiny import VOCAB_SIZE, randomise
 from torch import nn
 
+from engine_core.features.media.media_items import MediaItems
+from engine_core.prompt_media import Media
+from engine_core.protocol import AddRequest
 from models.media.item import AudioProcessor, Prepared, Processor
 from models.media.registry import find_media, make_processor
 from models.towers.tower import Tower, TowerInput, advance, count_layers
 from worker.buffers import Buffer
-from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput
+from worker.protocol import Encode, MediaPlace, Sampling, StepInput
 from worker.worker_facts import WorkerFacts
 
 _SHAPES = read_shapes("pictured")
@@ -97,6 +101,22 @@ class Prompts:
             return cast("AudioProcessor", self.processor).prepare_audio([piece])
         return self.processor.prepare(piece)
 
+    def media_of(self, prompt: Prompt) -> tuple[Media, ...]:
+        """The items of a prompt, as a request brings them."""
+        return tuple(
+            Media(
+                hash=b"%d" % place.number,
+                kind=place.kind,
+                at=place.at,
+                length=place.length,
+                runs=place.runs,
+                shape=self.items[place.number].shape,
+                grid=place.grid,
+                pixels=Buffer(self.items[place.number].pixels),
+            )
+            for place in prompt.media
+        )
+
     def encode(self, number: int) -> Encode:
         item = self.items[number]
         pixels = Buffer(item.pixels)
@@ -122,12 +142,6 @@ def encoded_by_layers(tower: Tower, items: Sequence[TowerInput]) -> list[torch.T
     return made
 
 
-@dataclass
-class Answer:
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-
-
 @torch.inference_mode()
 def expected(
     model: nn.Module, prompt: Prompt, count: int, inputs: Callable[[list[Any], list[int]], dict[str, Any]]
@@ -143,119 +157,37 @@ def expected(
     return answer
 
 
-class Handle(Protocol):
-    def result(self) -> StepOutput: ...
-
-
-@dataclass
-class _Live:
-    prompt: Prompt
-    slot: int
-    answer: Answer
-    count: int
-    computed: int = 0
-    planned: int = 0
-    blocks: int = 0
-    entered: bool = False
-
-    @property
-    def known(self) -> int:
-        return len(self.prompt.tokens) + self.planned
-
-    @property
-    def done(self) -> bool:
-        return self.planned >= self.count and self.computed >= self.known - 1
-
-
 class Engine:
-    """A minimal engine: up to `chunk` tokens of each live sequence in a step, unless prompts are computed
-    whole; blocks are never freed.
-
-    Items are encoded in the first step that needs them, and forgotten when no sequence does any more.
-    """
+    """The scheduler over a worker: a step has up to `chunk` tokens of each prompt that may be cut."""
 
     def __init__(
         self, launch: Callable[[StepInput], Handle], facts: WorkerFacts, prompts: Prompts, *, chunk: int = 512
     ) -> None:
         self._launch, self._facts, self._prompts, self._chunk = launch, facts, prompts, chunk
-        self._free = list(range(facts.num_blocks))
-        self._held: set[int] = set()
-        self._flying: deque[tuple[list[tuple[_Live, bool]], Handle]] = deque()
+        self._holds = True
+        """Whether the worker may hold items that another engine has numbered."""
         self.encoded = 0
-        """How many items have been encoded."""
+        """How many items the last run has encoded."""
 
     def run(self, prompts: Sequence[Prompt], count: int, *, ahead: int = 1) -> list[Answer]:
-        """Run these prompts together, each in the slot of its number, to `count` tokens each."""
-        live = [_Live(prompt, slot, Answer(), count) for slot, prompt in enumerate(prompts)]
-        while self._flying or not all(each.done for each in live):
-            if not all(each.done for each in live):
-                self._plan(live)
-            if len(self._flying) > ahead or all(each.done for each in live):
-                self._land()
-        return [each.answer for each in live]
+        """Run these prompts together, to `count` tokens each."""
+        options = {"long_prefill_token_threshold": self._chunk, "speculative_config": None}
+        loop = Loop(self._begin_anew, self._facts, VOCAB_SIZE, ahead, max_token_gap_ms=0, **options)
+        params = Sampling(max_tokens=count, temperature=0, logprobs=0)
+        requests = [
+            AddRequest(id, prompt.tokens, params, media=self._prompts.media_of(prompt))
+            for id, prompt in enumerate(prompts)
+        ]
+        self._holds = True
+        loop.run(requests)
+        media = loop.scheduler.hooks.find(MediaItems)
+        self.encoded = media.encoded if media else 0
+        return [loop.answers[request.id] for request in requests]
 
-    def _plan(self, live: list[_Live]) -> None:
-        new: list[NewSeq] = []
-        seqs: list[SeqStep] = []
-        rows: list[tuple[_Live, bool]] = []
-        needed = {number for each in live for number in _needed(each)}
-        forget = [number for number in self._held if number not in needed]
-        self._held -= set(forget)
-        encode: list[Encode] = []
-        for each in live:
-            if each.done:
-                continue
-            if not each.entered:
-                tokens, params = (
-                    each.prompt.tokens,
-                    Sampling(max_tokens=each.count, temperature=0, logprobs=0),
-                )
-                new.append(NewSeq(each.slot, tokens, len(tokens), params, each.prompt.media))
-                each.entered = True
-            end = self._end(each)
-            for place in each.prompt.media:
-                if (
-                    place.at < end
-                    and place.at + place.length > each.computed
-                    and place.number not in self._held
-                ):
-                    self._held.add(place.number)
-                    encode.append(self._prompts.encode(place.number))
-            samples = end == each.known
-            gained = -(-end // self._facts.block_size) - each.blocks
-            blocks = [self._free.pop() for _ in range(gained * len(self._facts.windows))]
-            seqs.append(SeqStep(each.slot, each.computed, end - each.computed, blocks, samples, each.planned))
-            each.blocks += gained
-            each.computed = end
-            each.planned += samples
-            rows.append((each, samples))
-        self.encoded += len(encode)
-        step = StepInput(number=1, new=new, seqs=seqs, encode=encode, forget=forget)
-        self._flying.append((rows, self._launch(step)))
-
-    def _end(self, each: _Live) -> int:
-        if self._facts.whole_prompts:
-            return each.known
-        end = min(each.computed + self._chunk, each.known)
-        if self._facts.whole_media:
-            for place in each.prompt.media:
-                if place.at < end < place.at + place.length:
-                    end = place.at if place.at > each.computed else place.at + place.length
-        return end
-
-    def _land(self) -> None:
-        rows, handle = self._flying.popleft()
-        output = handle.result()
-        for index, (each, samples) in enumerate(rows):
-            if samples:
-                each.answer.tokens.append(output.tokens[index])
-                logprobs = output.logprobs[index]
-                assert logprobs is not None
-                each.answer.logprobs.append(logprobs.values[0])
-
-
-def _needed(each: _Live) -> set[int]:
-    return {place.number for place in each.prompt.media if place.at + place.length > each.computed}
+    def _begin_anew(self, step: StepInput) -> Handle:
+        """Launch a step; the first one of a run has the worker forget the items of other runs."""
+        fresh, self._holds = self._holds, False
+        return self._launch(replace(step, fresh=fresh))
 
 
 def assert_answers(answers: list[Answer], right: list[Answer]) -> None:

@@ -50,7 +50,7 @@ def run_long(bench: Workbench) -> Iterator[Result]:
     blocks = bench.size(rows * 450 // 64, 25)
     with opened(bench, bench.shape("0.6B"), rows=rows, longest=longest, blocks=blocks, **sizes) as dummy:
         dummy.make_graphs(whole_only=False)
-        loop = Loop(dummy, 1)
+        loop = Loop(dummy.runner.launch, dummy.facts, dummy.shape.vocabulary)
         seeded = _requests(bench, 1_000_000, _SEEDED)
         told = loop.run(seeded)
         loop.scheduler.cache.pool.withdraw_all()

@@ -41,7 +41,7 @@ def _rate(
     dummy: Dummy, asked: dict[str, Any] | None, rows: int, *, drawn: bool
 ) -> tuple[float, list[list[int]], str]:
     """The tokens a second of so many requests at once, behind a first round; their tokens; what held."""
-    loop = Loop(dummy, 1, speculative_config=asked)
+    loop = Loop(dummy.runner.launch, dummy.facts, dummy.shape.vocabulary, speculative_config=asked)
     took, answers = 0.0, list[list[int]]()
     for turn in range(2):
         loop.scheduler.cache.pool.withdraw_all()

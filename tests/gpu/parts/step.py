@@ -162,7 +162,9 @@ def compare_depths(bench: Workbench) -> Iterator[Result]:
                 )
                 for number in range(count)
             ]
-            answers.append(Loop(dummy, ahead).run(requests))
+            answers.append(
+                Loop(dummy.runner.launch, dummy.facts, dummy.shape.vocabulary, ahead).run(requests)
+            )
     for ahead in (1, 2):
         differ = sum(one != other for one, other in zip(answers[0], answers[ahead], strict=True))
         text = f"{differ} of {count} requests differ" if differ else "the same tokens"

@@ -6,21 +6,30 @@ have.
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-from dummy import Dummy
+from typing import Any, Protocol
 
 from engine_core.config import EngineConfig
 from engine_core.features.installed import make_scheduler
 from engine_core.protocol import AddRequest, Failed, Tokens
+from worker.protocol import StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 _CLIENT = 0
 
 
+class Handle(Protocol):
+    """A step that a worker has begun."""
+
+    def result(self) -> StepOutput: ...
+
+
 @dataclass
 class Answer:
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    """Those of the tokens, if they are asked for."""
     finish: str = ""
     """Why it ended; empty: it has not."""
     ends: int = 0
@@ -30,13 +39,20 @@ class Answer:
 class Loop:
     """Runs requests with so many steps planned ahead."""
 
-    def __init__(self, dummy: Dummy, steps_ahead: int, **asked: Any) -> None:
-        """`asked`: options of the engine."""
+    def __init__(
+        self,
+        launch: Callable[[StepInput], Handle],
+        facts: WorkerFacts,
+        vocabulary: int,
+        steps_ahead: int = 1,
+        **asked: Any,
+    ) -> None:
+        """`launch` begins a step on the worker that has these facts. `asked`: options of the engine."""
         config = EngineConfig(model="dummy", steps_ahead=steps_ahead, **asked)
-        self.dummy = dummy
-        self.scheduler = make_scheduler(config, dummy.facts, dummy.shape.vocabulary)
+        self._launch = launch
+        self.scheduler = make_scheduler(config, facts, vocabulary)
         self.answers: dict[int, Answer] = {}
-        self.compilations = dummy.facts.kernel_compilations
+        self.compilations = facts.kernel_compilations
         """The kernels that the worker has compiled so far."""
         self._in_flight: deque[tuple[Any, Any]] = deque()
 
@@ -58,15 +74,16 @@ class Loop:
         """Plan a step, if another one may be in flight; else wait for the oldest."""
         scheduler, planned = self.scheduler, None
         if self._may_plan and (planned := scheduler.schedule(time.monotonic())) is not None:
-            self._in_flight.append((planned, self.dummy.runner.launch(planned.step)))
+            self._in_flight.append((planned, self._launch(planned.step)))
         if self._in_flight and (planned is None or not self._may_plan):
             oldest, handle = self._in_flight.popleft()
             output = handle.result()
             self.compilations = output.kernel_compilations
             self._take(scheduler.results.land(oldest, output, time.monotonic()).get(_CLIENT, []))
 
-    def run(self, requests: list[AddRequest]) -> list[list[int]]:
+    def run(self, requests: Iterable[AddRequest]) -> list[list[int]]:
         """Answer requests that come all at once -> the tokens of each."""
+        requests = list(requests)
         for request in requests:
             self.add(request)
         while self.busy:
@@ -84,6 +101,7 @@ class Loop:
                 case Tokens():
                     answer = self.answers[output.id]
                     answer.tokens += output.tokens
+                    answer.logprobs += [each.values[0] for each in output.logprobs]
                     answer.finish, ended = output.finish or "", bool(output.finish)
                 case Failed():
                     answer, ended = self.answers[output.id], True
