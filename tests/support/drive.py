@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from paged import unfit
@@ -94,21 +94,23 @@ def load_ranks(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     max_len: int | None = None,
-    model_impl: str = "auto",
     placement: Placement | None = None,
     transport: Transport = "allgather_reducescatter",
     replicas: Sequence[Replicas] | None = None,
-) -> list[CausalLM]:
-    """`placement`: how whole experts are divided among the ranks; None means that each has pieces of all.
+    overrides: Mapping[str, object] | None = None,
+    **more: Any,
+) -> list[Any]:
+    """A model as its ranks. `overrides`: other fields of its config; `more`: further options of loading.
 
+    `placement`: how whole experts are divided among the ranks; None means that each has pieces of all.
     `replicas`: for each rank, its place among those of its number, if experts are shared with others.
     """
-    group = ThreadGroup(size)
+    group, config = ThreadGroup(size), read_config(folder, overrides)
     expert_size = size * (replicas[0].size if replicas else 1)
     return [
         load_model(
             LoadOptions(
-                read_config(folder, {}),
+                config,
                 folder,
                 device=torch.device(device),
                 dtype=dtype,
@@ -127,7 +129,7 @@ def load_ranks(
                     replicas=replicas[rank] if replicas else None,
                 ),
                 max_len=max_len,
-                model_impl=model_impl,
+                **more,
             )
         )
         for rank in range(size)

@@ -7,7 +7,6 @@ always the same for the same token: -0.5 for the chosen one, then -1.5, -2.5 and
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import tokenizers
 from fake_client import FakeClient
 from fake_helpers import FakeGrammars, FakeLongBodies
 from model_facts import READY, changed
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.client.operator_commands import OperatorCommands
@@ -64,41 +64,15 @@ def byte_tokenizer(*more: str, template: str = TEMPLATE, special_in_messages: bo
     """Every byte is a token. BOS is written before a text when special tokens are asked for. `more` are
     further special tokens, with the ids behind it."""
     specials = {"<eos>": EOS, "<bos>": BOS, **{name: VOCAB_SIZE + n for n, name in enumerate(more)}}
-    description = {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": id,
-                "content": name,
-                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-                "special": True,
-            }
-            for name, id in specials.items()
-        ],
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [BOS], "tokens": ["<bos>"]}},
-        },
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
-        "model": {"type": "BPE", "vocab": {**byte_level_table(), **specials}, "merges": []},
-    }
-    model = tokenizers.Tokenizer.from_str(json.dumps(description))
+    model = tokenizers.Tokenizer(models.BPE({**byte_level_table(), **specials}, []))
+    model.add_special_tokens([AddedToken(name, normalized=False) for name in specials])
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, trim_offsets=False, use_regex=False
+    )
+    model.decoder = decoders.ByteLevel()
+    model.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="$A $B", special_tokens=[("<bos>", BOS)]
+    )
     chat = ChatTemplate({"default": template}, {"bos_token": "<bos>", "eos_token": "<eos>"})
     return Tokenizer(model, chat, special_in_messages=special_in_messages)
 

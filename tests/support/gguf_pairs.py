@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from drive import Driver, ThreadGroup, run_in_chunks
+from drive import Driver, load_ranks, run_in_chunks
 from gguf_blocks import KINDS, Array, in_blocks
 from gguf_experts import take_stacks
 from gguf_hybrids import as_in_file, from_file, stored_name, take_pieces
@@ -26,10 +26,7 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
-from models.config import read_config
 from models.gguf.folder import make_folder
-from models.loader import LoadOptions, load_model
-from models.parallel.parallel import Parallel
 
 _PLAIN = {"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)}
 
@@ -196,19 +193,7 @@ def load_pair(
 ) -> list[Any]:
     """Load the file as so many ranks, with what it says; `overrides` are other fields of the config."""
     folder = make_folder(pair.file, pair.file.parent)
-    config, group = read_config(folder, overrides), ThreadGroup(size)
-    return [
-        load_model(
-            LoadOptions(
-                config,
-                folder,
-                dtype=torch.float32,
-                load_format=load_format,
-                parallel=Parallel(rank, size, group.at(rank)),
-            )
-        )
-        for rank in range(size)
-    ]
+    return load_ranks(folder, size, load_format=load_format, overrides=overrides)
 
 
 PROMPT = random.Random(2).choices(range(5, 300), k=23)

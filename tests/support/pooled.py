@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 import transformers
-from drive import Driver, ThreadGroup
+from drive import Driver, load_ranks
 from tiny import tiny_checkpoint, write_tokenizer
 from torch import Tensor
 
 from models.config import read_config
 from models.conversion.conversion_choice import resolve_conversion
-from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.pooling_ops import Segments
-from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.pooling.task_heads import Pieces, PoolBatch
 
@@ -76,20 +74,14 @@ def load_pooled(
 ) -> list[ServedModel]:
     """The model as its ranks."""
     config = read_config(folder, overrides)
-    group = ThreadGroup(size)
-    return [
-        load_model(
-            LoadOptions(
-                config,
-                folder,
-                dtype=dtype,
-                parallel=Parallel(rank, size, group.at(rank)),
-                conversion=resolve_conversion(config, folder, runner=runner, convert=convert),
-                pooling=read_pooling(folder, config, pooler_config or {}),
-            )
-        )
-        for rank in range(size)
-    ]
+    return load_ranks(
+        folder,
+        size,
+        dtype=dtype,
+        overrides=overrides,
+        conversion=resolve_conversion(config, folder, runner=runner, convert=convert),
+        pooling=read_pooling(folder, config, pooler_config or {}),
+    )
 
 
 def pool(

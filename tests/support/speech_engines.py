@@ -1,7 +1,6 @@
-"""Engines for transcriptions: one that says what a script tells it to, and transformers' own model."""
+"""An engine for transcriptions that says what a script tells it to."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -66,48 +65,6 @@ class ScriptedEngine:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.text().push(tokens)
-
-    def text(self) -> SpeechText:
-        return Words()
-
-
-class TransformersEngine:
-    """Draws greedily with transformers' model, bound by its own rules of timestamps."""
-
-    def __init__(self, model: Any, features: np.ndarray, rules: Callable[[int], Sequence[Any]]) -> None:
-        self._model, self._features, self._rules = model, features, rules
-
-    async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
-        import torch
-
-        padded = np.zeros((len(self._features), 3000), np.float32)
-        rows = self._features[:, piece.first : piece.first + 3000]
-        padded[:, : rows.shape[1]] = rows
-        encoded = self._model.model.encoder(torch.from_numpy(padded)[None]).last_hidden_state
-        ids, rules = list(prompt), self._rules(len(prompt))
-        for _ in range(how.max_tokens):
-            known = torch.tensor([ids])
-            with torch.no_grad():
-                scores = self._model(encoder_outputs=(encoded,), decoder_input_ids=known).logits[:, -1]
-            told = tuple(float(torch.log_softmax(scores, -1)[0, id]) for id in how.told)
-            if how.only:
-                mask = torch.full_like(scores, -torch.inf)
-                mask[:, list(how.only)] = 0
-                scores = scores + mask
-            else:
-                for rule in rules:
-                    scores = rule(known, scores)
-            token = int(scores.argmax())
-            yield [Drawn(token, float(torch.log_softmax(scores, -1)[0, token]), told)]
-            ids.append(token)
-            if token == self._model.generation_config.eos_token_id:
-                return
-
-    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
-        raise AssertionError("no test here asks this engine for times of words")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return Words().push(tokens)
 
     def text(self) -> SpeechText:
         return Words()

@@ -1,6 +1,6 @@
 """Long transcriptions with transformers' own model against its own `generate`: the same tokens and times."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tiny_whisper
 from sounds import noise, silence, tone
-from speech_engines import TransformersEngine
+from speech_engines import ScriptedEngine
 from whole_recordings import log_mel
 
+from server.speech.speech_model import Draw, Drawn, Piece
 from server.speech.transcribe import TranscriptionJob
 from server.speech.transcription import Asked, Thresholds
 from server.speech.vocabulary import SpeechTokens, read_tokens
@@ -47,6 +48,40 @@ def rules(model: Any, begin: int) -> Sequence[Any]:
     return LogitsProcessorList([SuppressTokensLogitsProcessor(config.suppress_tokens), first, stamps])
 
 
+class TransformersEngine(ScriptedEngine):
+    """Draws greedily with transformers' model, bound by its own rules of timestamps."""
+
+    def __init__(self, model: Any, features: np.ndarray) -> None:
+        super().__init__(lambda *_: ())
+        self._model, self._features = model, features
+
+    async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
+        import torch
+
+        padded = np.zeros((len(self._features), 3000), np.float32)
+        rows = self._features[:, piece.first : piece.first + 3000]
+        padded[:, : rows.shape[1]] = rows
+        encoded = self._model.model.encoder(torch.from_numpy(padded)[None]).last_hidden_state
+        ids, bounds = list(prompt), rules(self._model, len(prompt))
+        for _ in range(how.max_tokens):
+            known = torch.tensor([ids])
+            with torch.no_grad():
+                scores = self._model(encoder_outputs=(encoded,), decoder_input_ids=known).logits[:, -1]
+            told = tuple(float(torch.log_softmax(scores, -1)[0, id]) for id in how.told)
+            if how.only:
+                mask = torch.full_like(scores, -torch.inf)
+                mask[:, list(how.only)] = 0
+                scores = scores + mask
+            else:
+                for bound in bounds:
+                    scores = bound(known, scores)
+            token = int(scores.argmax())
+            yield [Drawn(token, float(torch.log_softmax(scores, -1)[0, token]), told)]
+            ids.append(token)
+            if token == self._model.generation_config.eos_token_id:
+                return
+
+
 LONG = np.concatenate([noise(20.0), silence(4.0), tone(11.0), noise(27.0, seed=1)])
 
 
@@ -70,7 +105,7 @@ async def test_segments_are_those_of_transformers(
         condition_on_prev_tokens=conditions,
         prompt_ids=torch.tensor([known.previous, 72, 105]),
     )["segments"][0]
-    engine = TransformersEngine(model, recording.features, lambda begin: rules(model, begin))
+    engine = TransformersEngine(model, recording.features)
     asked = Asked(
         language="de", task="translate", prompt=(72, 105), conditions=conditions, thresholds=ALL_GOOD
     )
