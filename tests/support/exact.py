@@ -1,11 +1,14 @@
-"""Operations of models in float64, each straight from its definition, for kernels to be compared with.
+"""Operations of models in float64, by their definitions or by torch, for kernels to be compared with.
 
 Nothing of the code under test is used, and what must not be read may be NaN: only what counts is looked at.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -100,15 +103,12 @@ def _attend(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., W] over the root of its mean square, times weights [W]."""
-    wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    return F.rms_norm(x.double(), weight.shape, weight.double(), eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """The same for what x differs by from its mean, and then a bias."""
-    out = rms_norm(x.double() - x.double().mean(-1, keepdim=True), weight, eps)
-    return out if bias is None else out + bias.double()
+    added = None if bias is None else bias.double()
+    return F.layer_norm(x.double(), weight.shape, weight.double(), added, eps)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
@@ -119,19 +119,16 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag, wide[..., 2 * count :]], dim=-1)
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+    "relu_squared": lambda x: x.relu() ** 2,
+    "relu": torch.relu,
+}
+
+
 def activation(x: Tensor, kind: str) -> Tensor:
     """One of the functions between products."""
-    wide = x.double()
-    match kind:
-        case "silu":
-            return wide * wide.sigmoid()
-        case "gelu":
-            return wide * (1 + (wide / math.sqrt(2)).erf()) / 2
-        case "gelu_tanh":
-            return wide * (1 + (math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)).tanh()) / 2
-        case "quick_gelu":
-            return wide * (1.702 * wide).sigmoid()
-        case "relu_squared":
-            return wide.clamp(min=0) ** 2
-        case _:
-            return wide.clamp(min=0)
+    return _ACTIVATIONS[kind](x.double())

@@ -58,6 +58,39 @@ class OneToken(LogitsProcessor):
         return logits
 
 
+class Scripted(LogitsProcessor):
+    """Leaves nothing but the next token of those that a request gives as `script`.
+
+    A token that a grammar forbids there is an error that names it.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.scripts: dict[int, tuple[list[int], list[int]]] = {}
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self.scripts.pop(index, None)
+        for index, params, _, output in batch_update.added:
+            self.scripts[index] = params.extra_args.get("script", []), output
+        for source, to, _ in batch_update.moved:
+            self.scripts[to] = self.scripts.pop(source)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, (script, output) in self.scripts.items():
+            if script:
+                token = script[len(output)]
+                kept = logits[row, token].item()
+                if kept == -torch.inf:
+                    raise RuntimeError(
+                        f"token {token} is forbidden behind {len(output)} tokens, {output[-24:]}"
+                    )
+                logits[row] = -torch.inf
+                logits[row, token] = kept
+        return logits
+
+
 class Extension:
     """Methods that are called in every worker."""
 
