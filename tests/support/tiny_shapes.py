@@ -9,8 +9,6 @@ _DECODERS = read_shapes("decoders")
 FAMILIES: dict[str, dict[str, object]] = {
     name: fields for name, fields in _DECODERS.items() if name.endswith(("ForCausalLM", "LMHeadModel"))
 }
-GROWING_QUERIES = _DECODERS["growing_queries"]
-"""The rope parameters of a tiny Ministral 3, whose queries grow every four tokens."""
 SHARED_CACHES = _DECODERS["shared_caches"]
 """What small Gemma 4 models have: late layers that read caches of others, and vectors for layers."""
 EXPERTS_BESIDE = _DECODERS["experts_beside"]
