@@ -29,7 +29,7 @@ class Handle(Protocol):
 class Answer:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    """Those of the tokens, if they are asked for."""
+    """The log-probabilities of the tokens, if they are asked for."""
     finish: str = ""
     """Why it ended; empty: it has not."""
     ends: int = 0
