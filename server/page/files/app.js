@@ -101,21 +101,16 @@ function onKey(event) {
   }
 }
 
-const seen = new Promise((go) => { if (document.hidden) go(); else requestAnimationFrame(() => setTimeout(go)); });
-beginModels(async (...given) => { await seen; onModel(...given); });
+beginModels(onModel);  // before the page is built, which takes as long as the answer does
 beginTheme();
 beginSide();
-seen.then(begin);  // what takes longer than a frame waits until the first one is seen
-
-function begin() {
-  beginChat();
-  byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
-  document.addEventListener("keydown", onKey);
-  addEventListener("hashchange", route);
-  addEventListener("unhandledrejection", (event) => {
-    if (!/modul/i.test(event.reason?.message)) return;  // a view's script, which is gone with the server, or with its last version
-    event.preventDefault();
-    toast("A part of this page cannot be loaded.", "Load the page again", () => location.reload());
-  });
-  if (place()[0] === "live") route();
-}
+beginChat();
+byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+document.addEventListener("keydown", onKey);
+addEventListener("hashchange", route);
+addEventListener("unhandledrejection", (event) => {
+  if (!/modul/i.test(event.reason?.message)) return;  // a view's script, which is gone with the server, or with its last version
+  event.preventDefault();
+  toast("A part of this page cannot be loaded.", "Load the page again", () => location.reload());
+});
+if (place()[0] === "live") route();
