@@ -12,7 +12,7 @@ const utf16 = (bytes) => bytes.replace(/[^]{2}/g, (two) => char(numberOf(two)));
 
 function binary(bytes) {
   const parts = [];
-  for (let at = 0; at < bytes.length; at += 8192) parts.push(char(...bytes.subarray(at, at + 8192)));
+  for (let at = 0; at < bytes.length; at += 8192) parts.push(char.apply(null, bytes.subarray(at, at + 8192)));
   return parts.join("");
 }
 
