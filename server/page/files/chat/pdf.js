@@ -17,7 +17,7 @@ function binary(bytes) {
 }
 
 async function inflated(text, most) {
-  const packed = new Blob([Uint8Array.from(text, (one) => one.charCodeAt(0))]), parts = [];
+  const packed = new Blob([new Uint8Array(text.length).map((_, at) => text.charCodeAt(at))]), parts = [];
   const reader = packed.stream().pipeThrough(new DecompressionStream("deflate")).getReader();
   try {
     for (let size = 0, got; size <= most && !(got = await reader.read()).done; size += got.value.length) parts.push(binary(got.value));
