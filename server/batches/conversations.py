@@ -135,7 +135,8 @@ class Conversations:
             raise too_many("items", MAX_ITEMS, "items", len(taken) + len(items))
         added: dict[str, bytes] = {}
         for each in items:
-            shown = _as_shown(each, taken | added.keys())
+            shown = _as_shown(each, taken)
+            taken.add(shown["id"])
             added[shown["id"]] = msgspec.json.encode(shown)
         new = sum(map(len, added.values()))
         if before + new > MOST_BYTES:

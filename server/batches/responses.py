@@ -222,17 +222,18 @@ class KeptResponses:
         The same transaction adds it to its conversation, so that it is there once, whenever the process ends.
         """
         now, told = time.time(), msgspec.json.decode(answer, type=KeptAnswer)
-        has_room = told.conversation is None or self.folder.has_room()
+        conversation = told.conversation if told.status in _ANSWERED else None
+        full = self.folder.full() if conversation is not None and not self.folder.has_room() else None
+        items = [] if conversation is None else _turn(found.request, told)
         with self._database.write() as writer:
             waits = "SELECT 1 FROM responses WHERE number = ? AND waits"
             if not writer.execute(waits, (found.number,)).fetchone():
                 return
-            if told.conversation is not None and told.status in _ANSWERED:
+            if conversation is not None:
                 try:
-                    if not has_room:
-                        raise self.folder.full()
-                    items = _turn(found.request, told)
-                    self.conversations.add_in(writer, found.owner, told.conversation.id, items)
+                    if full is not None:
+                        raise full
+                    self.conversations.add_in(writer, found.owner, conversation.id, items)
                 except ApiError as error:
                     _log.warning("%s is not added to its conversation: %s", found.id, error)
                     answer = changed(answer, conversation=None)

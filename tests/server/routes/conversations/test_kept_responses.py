@@ -345,6 +345,7 @@ async def test_a_response_that_is_computed_later_is_added_once_it_is_there(clien
     later = await post(client, PATH, input="hi", conversation=id, background=True)
     assert later["conversation"] == {"id": id} and await items_of(client, id) == []
     found = await until_ended(client, later["id"])
+    assert (await client.post(f"{PATH}/{later['id']}/cancel")).json() == found  # it has ended already
     assert [item["role"] for item in await items_of(client, id)] == ["user", "assistant"]
     await post(client, PATH, input="and?", previous_response_id=found["id"])
 
@@ -370,9 +371,8 @@ async def test_a_response_whose_process_is_killed_when_it_is_computed_is_added_o
 async def test_a_response_of_a_conversation_that_is_gone_or_full_by_then(app: Any) -> None:
     async with make_client(app) as client:
         gone, full = [(await post(client, CONVERSATIONS))["id"] for _ in range(2)]
-        asked = [
-            await post(client, PATH, input="hi", conversation=id, background=True) for id in (gone, full)
-        ]
+        more = {"input": "hi", "background": True}
+        asked = [await post(client, PATH, conversation=id, **more) for id in (gone, full)]
         await client.delete(f"{CONVERSATIONS}/{gone}")
         app.state.runner.folder.most_bytes = -1
         async with computing(app):
