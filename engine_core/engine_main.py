@@ -26,8 +26,8 @@ from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
 from engine_core.load_engine import ModelLoader
 from engine_core.ranks.ranks_executor import make_executor
+from engine_core.scheduling.slow_step_parts import StepWatch
 from engine_core.scheduling.stats import StatsFilter
-from engine_core.scheduling.step_watch import StepWatch
 from engine_core.service.message_handler import MessageHandler
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations

@@ -18,17 +18,15 @@ from engine_core.ranks.joint_executor import JointExecutor
 from engine_core.ranks.layout import check_layout
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.resolve_checkpoint import (
-    describe,
     find_checkpoint,
     find_drafter,
-    make_ready,
     make_worker_config,
     with_own_adapters,
 )
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.steps_in_flight import StepsInFlight
-from models.config import read_config
-from models.quantization.config import check_quantization
+from models.config import ModelConfig, read_config
+from models.quantization.config import check_quantization, describe_quantization
 from worker.host.progress_page import StepProgress
 from worker.worker_facts import TimedSteps, WorkerFacts
 
@@ -39,6 +37,8 @@ Loaded = tuple[Ready, Scheduler, Executor]
 """The facts about a loaded model, what plans its steps, and what runs them."""
 
 _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class ModelLoader:
             own = executor.inner if isinstance(executor, JointExecutor) else executor
             disk = own.store if isinstance(own, InlineExecutor | RanksExecutor) else None
             scheduler = make_scheduler(self._config, facts, self._model.vocab_size, disk)
-            _log.info(describe(facts))
-            ready = make_ready(self._config, self._model, self._found, facts)
+            _log.info(_describe(facts))
+            ready = _make_ready(self._config, self._model, self._found, facts)
             return replace(ready, start_seconds=time.monotonic() - began), scheduler, executor
         except Exception:
             executor.stop()
@@ -120,3 +120,44 @@ def make_steps_in_flight(executor: Executor, progress: StepProgress, depth: int)
     if isinstance(executor, JointExecutor):
         return JointSteps(executor, progress, depth)
     return StepsInFlight(executor, progress, depth)
+
+
+def _make_ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: WorkerFacts) -> Ready:
+    return Ready(
+        model=config.model,
+        folder=str(folder),
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        enable_prefix_caching=config.enable_prefix_caching and facts.causal,
+        scheduling_policy=config.scheduling_policy,
+        quantization=describe_quantization(model, config.worker.quantization),
+        worker=facts,
+    )
+
+
+def _describe(facts: WorkerFacts) -> str:
+    """A sentence for the log: device, type, weights, what the cache holds, and tasks."""
+    return (
+        f"ready on {facts.device} in {facts.dtype}: {_size(facts.weight_bytes)} of weights, {_cache(facts)}, "
+        f"tasks {', '.join(facts.tasks)}"
+    )
+
+
+def _cache(facts: WorkerFacts) -> str:
+    if not facts.causal:
+        return f"no KV cache (texts of up to {facts.max_model_len} tokens)"
+    tokens = facts.cached_tokens
+    requests = tokens / facts.max_model_len
+    each = _size(facts.kv_bytes // max(1, tokens))
+    return (
+        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of "
+        f"the full context length {facts.max_model_len})"
+    )
+
+
+def _size(count: float) -> str:
+    """A number of bytes in the largest unit of which there is at least one."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count} {_UNITS[0]}"

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig, check_kept_blocks
 from engine_core.options.speculation_options import FROM_TEXT, SpeculationOptions, read_guess_options
-from engine_core.protocol import Ready
 from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
@@ -26,13 +25,10 @@ from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
 from models.pooling.converted_checkpoints import find_or_make
-from models.quantization.config import check_quantization, describe_quantization
+from models.quantization.config import check_quantization
 from worker.config import DrafterConfig, WorkerConfig
 from worker.host.machine import cache_folder
 from worker.host.private_folder import make_private
-from worker.worker_facts import WorkerFacts
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, weights: bool = True) -> Path:
@@ -204,44 +200,3 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
         model_impl=config.worker.model_impl,
         trust_remote_code=config.worker.trust_remote_code,
     )
-
-
-def make_ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: WorkerFacts) -> Ready:
-    return Ready(
-        model=config.model,
-        folder=str(folder),
-        architecture=model.architecture,
-        vocab_size=model.vocab_size,
-        enable_prefix_caching=config.enable_prefix_caching and facts.causal,
-        scheduling_policy=config.scheduling_policy,
-        quantization=describe_quantization(model, config.worker.quantization),
-        worker=facts,
-    )
-
-
-def describe(facts: WorkerFacts) -> str:
-    """A sentence for the log: device, type, weights, what the cache holds, and tasks."""
-    return (
-        f"ready on {facts.device} in {facts.dtype}: {_size(facts.weight_bytes)} of weights, {_cache(facts)}, "
-        f"tasks {', '.join(facts.tasks)}"
-    )
-
-
-def _cache(facts: WorkerFacts) -> str:
-    if not facts.causal:
-        return f"no KV cache (texts of up to {facts.max_model_len} tokens)"
-    tokens = facts.cached_tokens
-    requests = tokens / facts.max_model_len
-    each = _size(facts.kv_bytes // max(1, tokens))
-    return (
-        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of "
-        f"the full context length {facts.max_model_len})"
-    )
-
-
-def _size(count: float) -> str:
-    """A number of bytes in the largest unit of which there is at least one."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count} {_UNITS[0]}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
 from worker.cache.kv_cache_size import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.capacity import GIB, CacheBudget, WorkerLimits
-from worker.devices.selection import dtype_name
+from worker.devices.dtype_choice import dtype_name
 from worker.host.memory import Pages
 from worker.limits import fit_whole_sequences, take_less
 from worker.model_loading import Loaded, steps_behind

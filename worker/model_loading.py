@@ -22,8 +22,8 @@ from models.towers.model import transcribes
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
+from worker.devices.dtype_choice import choose_dtypes
 from worker.devices.fingerprint import find_fingerprint
-from worker.devices.selection import choose_dtypes
 from worker.host.memory import ReadPages, release_after_loading
 from worker.ranks.pipeline_stage import Stage, open_stage
 from worker.ranks.process_groups import Groups, parallel_of

@@ -24,7 +24,7 @@ from worker.cache_tiers.tiered_store import Store
 from worker.calls.messages import COMPARE_WEIGHTS
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
-from worker.devices.selection import open_device
+from worker.devices.device_choice import open_device
 from worker.features.installed import install_features
 from worker.host.memory import release_after_loading
 from worker.limits import agree, resolve_limits

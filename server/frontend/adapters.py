@@ -19,11 +19,11 @@ from models.checkpoint.hub import HubError, download_adapter
 from models.config import ConfigError
 from models.lora.task_folder import has_tasks, task_adapters
 from server.errors import BadRequest, NotFound
+from server.frontend.adapter_files import check_modules, facts_with, is_current, read_named
 from server.frontend.adapter_resolver import AdapterResolver, folder_below, may_be_downloaded
 from server.frontend.frontend import Frontend
 from server.model_facts import TAG
 from server.options.adapter_options import check_served_name
-from server.requests.adapted_models import check_modules, facts_with, is_current, read_named
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from models.lora_config import TENSORS_FILE
 from models.pooling.entity_files import ARCHITECTURE as GLINER
 from server.access.keyring import Access
 from server.errors import ApiError, Unavailable
+from server.frontend.adapter_files import check_modules
 from server.frontend.adapters import ServedAdapters, open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.model_memory import ModelMemory
@@ -31,7 +32,6 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, SPEECH, Facts
 from server.options.model_list import ModelEntry
 from server.options.server_flags import ServerConfig
-from server.requests.adapted_models import check_modules
 from worker.options import WorkerOptions
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")

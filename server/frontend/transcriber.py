@@ -27,8 +27,9 @@ from server.options.server_flags import ServerConfig
 from server.requests.sampling_params import SamplingParams
 from server.schemas.audio.form import AudioForm, language_code
 from server.speech.speech_model import Draw, Drawn, Piece, SpeechText
+from server.speech.temperature_fallback import Thresholds
 from server.speech.transcribe import MOST_AT_ONCE, TranscriptionJob
-from server.speech.transcription import Asked, Counts, Thresholds
+from server.speech.transcription import Asked, Counts
 from server.speech.vocabulary import TRANSLATE, SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
 from worker.buffers import Buffer

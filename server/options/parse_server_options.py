@@ -19,6 +19,7 @@ from server.options.adapter_options import AdapterOptions
 from server.options.foreign_options import LLAMA_FLAGS, VLLM_FLAGS, read_variables
 from server.options.help_pages import asked_help, help_page
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
+from server.options.model_name import shown_name
 from server.options.option_checks import check
 from server.options.option_parsing import (
     ATTACHED,
@@ -33,7 +34,7 @@ from server.options.option_parsing import (
     undotted,
 )
 from server.options.option_sources import from_environment, from_file, from_keywords
-from server.options.server_flags import ServerConfig, shown_name
+from server.options.server_flags import ServerConfig
 from server.options.shorthands import Shorthands, expand
 from worker.option_groups import GROUPS
 

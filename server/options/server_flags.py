@@ -8,8 +8,6 @@ says so.
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -18,6 +16,7 @@ from engine_core.config import EngineConfig, Replicas
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import ConnectionOptions
 from server.options.media_options import MediaOptions
+from server.options.model_name import shown_name
 from server.options.plugin_options import PluginOptions
 from worker import logs
 from worker.option_groups import ACCESS, ANSWERS, HTTP, LOGS, MEMORY, MODEL, REPORTS, TEXT, WORKERS
@@ -79,12 +78,6 @@ GuessReportLevel = Literal["none", "summary", "detailed"]
 
 ToolStrictLevel = Literal["auto", "function", "parameter"]
 """What calls of tools are held to that are not strict."""
-
-
-_HUB_ID = re.compile(r"((hf|huggingface)\.co/(?=[^/]+/))?(\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?)")
-_GGUF = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.gguf")
-_CACHED = re.compile(r"models--(.+)")
-"""A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
 
 
 class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,18 +368,3 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 VllmConfig = ServerConfig
 """The name by which programs that were written for vLLM know it."""
-
-
-def shown_name(model: str) -> str:
-    """Names a model whose operator gave it none: clients must not learn where files lie.
-
-    A hub id as it is, and of a path only its last part, without .gguf.
-    """
-    file = _GGUF.fullmatch(os.path.basename(model))
-    if (hub := _HUB_ID.fullmatch(model)) and not file:
-        return hub[3]
-    parts = os.path.abspath(os.path.expanduser(model)).split(os.sep)
-    for part in parts:
-        if cached := _CACHED.fullmatch(part):
-            return cached[1].replace("--", "/")
-    return (file[1] if file else parts[-1]) or "model"

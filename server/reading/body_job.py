@@ -29,6 +29,7 @@ from server.requests.pooling import PooledText
 from server.schemas.body import Body, read_json
 from server.schemas.unknown_fields import FieldNotes, in_clients_words
 from server.text.chat_template import ChatTemplate
+from server.text.template_sandbox import TemplateLimits
 from server.text.tokenizer import pack
 from server.text.tokenizer_files import TokenizerFiles
 
@@ -36,13 +37,6 @@ TOKENIZER_THREADS = 4
 """The most threads of the tokenizer: the engine needs the other cores."""
 MOST_LEFT = 2 << 20
 """The most bytes of a body without its texts: a list of all ids of a vocabulary has one million."""
-
-
-class TemplateLimits(msgspec.Struct, frozen=True):
-    """The time and memory that one conversation's template may take."""
-
-    seconds: float = 2.0
-    memory: int = 256 << 20
 
 
 class BodySetup(msgspec.Struct, frozen=True):

@@ -19,10 +19,11 @@ from server.helpers.job_queue import Helpers
 from server.helpers.messages import NO_MEMORY
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.model_facts import Facts
-from server.reading.body_job import Answer, BodySetup, Needed, ReadingOrder, TemplateLimits
+from server.reading.body_job import Answer, BodySetup, Needed, ReadingOrder
 from server.reading.body_table import Reading
 from server.reading.prompts import ReadingOptions
 from server.schemas.unknown_fields import FieldNotes
+from server.text.template_sandbox import TemplateLimits
 from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")

@@ -18,7 +18,8 @@ from server.errors import ApiError, BadRequest, Unavailable
 from server.model_facts import Facts, no_scores
 from server.requests import pooling
 from server.requests.prompt_length import check_text_characters, check_text_tokens
-from server.requests.vectors import as_array, by_task, compare, compare_sparse, scalar
+from server.requests.similarity import compare, compare_sparse
+from server.requests.vectors import as_array, by_task, scalar
 from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Vectors
 

@@ -17,8 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.pooling.representations import CosineScores
-from models.pooling.text_files import Similarity
 from server.errors import BadRequest
 from worker.protocol import Pooling, Task, Vectors
 
@@ -124,35 +122,17 @@ def as_json(vectors: Vectors, form: VectorForm | None = None) -> bytes:
 
 def sparse_json(vectors: Vectors) -> bytes:
     """Writes a sparse vector: the tokens that have a weight, rising, and their weights."""
-    return msgspec.json.encode({"indices": _ids(vectors).tolist(), "values": as_array(vectors).tolist()})
+    return msgspec.json.encode({"indices": token_ids(vectors).tolist(), "values": as_array(vectors).tolist()})
 
 
 def sparse_pairs_json(vectors: Vectors) -> bytes:
     """Writes a sparse vector as text-embeddings-inference does."""
-    pairs = zip(_ids(vectors).tolist(), as_array(vectors).tolist(), strict=True)
+    pairs = zip(token_ids(vectors).tolist(), as_array(vectors).tolist(), strict=True)
     return msgspec.json.encode([{"index": index, "value": value} for index, value in pairs])
 
 
-def _ids(vectors: Vectors) -> NDArray[np.int32]:
+def token_ids(vectors: Vectors) -> NDArray[np.int32]:
     return np.frombuffer(vectors.ids, dtype="<i4")
-
-
-def compare_sparse(left: Vectors, right: Vectors, similarity: Similarity = "dot") -> float:
-    """The similarity of two sparse vectors: numbers that are not there are zero."""
-    _, one, two = np.intersect1d(_ids(left), _ids(right), assume_unique=True, return_indices=True)
-    ours, theirs = (as_array(each).astype(np.float64) for each in (left, right))
-    dot = float(ours[one] @ theirs[two])
-    match similarity:
-        case "dot":
-            return dot
-        case "euclidean":
-            return -float(np.sqrt(max(0.0, ours @ ours + theirs @ theirs - 2 * dot)))
-        case "manhattan":
-            only = np.delete(ours, one).sum() + np.delete(theirs, two).sum()
-            return -float(np.abs(ours[one] - theirs[two]).sum() + only)
-        case "cosine" | "maxsim" | "meanmaxsim":
-            lengths = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
-            return dot / lengths if lengths else 0.0
 
 
 def by_task(vectors: Vectors, params: Pooling) -> dict[Task, Vectors]:
@@ -163,34 +143,6 @@ def by_task(vectors: Vectors, params: Pooling) -> dict[Task, Vectors]:
 def scalar(vectors: Vectors) -> float:
     """The one number of an answer that is a score."""
     return float(as_array(vectors).reshape(-1)[0])
-
-
-def compare(left: Vectors, right: Vectors, similarity: Similarity) -> float:
-    """The similarity of two vectors as sentence-transformers computes it: distances are negative.
-
-    Measures for many vectors compare two single ones by their angle.
-    """
-    one, two = as_array(left).astype(np.float64), as_array(right).astype(np.float64)
-    match similarity:
-        case "dot":
-            return float(one @ two)
-        case "euclidean":
-            return -float(np.linalg.norm(one - two))
-        case "manhattan":
-            return -float(np.abs(one - two).sum())
-        case "cosine" | "maxsim" | "meanmaxsim":
-            lengths = float(np.linalg.norm(one) * np.linalg.norm(two))
-            return float(one @ two) / lengths if lengths else 0.0
-
-
-def label_probs(vectors: Sequence[Vectors], labels: int, learned: CosineScores) -> NDArray[np.floating]:
-    """The probabilities [inputs, labels] of labels, whose own vectors come last. All have the length 1."""
-    rows = np.stack([as_array(one) for one in vectors])
-    scores = learned.scale * (rows[:-labels] @ rows[-labels:].T) + learned.bias
-    if learned.activation == "sigmoid":
-        return 1 / (1 + np.exp(-scores))
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def _bfloat16(array: Floats) -> NDArray[np.uint16]:

@@ -19,12 +19,12 @@ from server.model_facts import OUTPUTS, Facts
 from server.options.server_flags import ServerConfig
 from server.reading.body_table import ReadTexts
 from server.requests.scoring import FEW_VECTORS, Compared
+from server.requests.similarity import label_probs
 from server.requests.vectors import (
     VectorForm,
     as_array,
     as_json,
     by_task,
-    label_probs,
     sparse_json,
 )
 from server.routes.answering import ask, maybe_in_thread

@@ -14,7 +14,8 @@ from server.http.connection.body_limits import read_body
 from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
 from server.http.sse import JSON, encode, list_response
 from server.model_facts import Facts, no_task
-from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
+from server.requests.similarity import compare
+from server.requests.vectors import as_array, as_json, sparse_pairs_json
 from server.routes import pooling
 from server.routes.answering import ask
 from server.routes.model_choice import forward

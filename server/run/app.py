@@ -25,7 +25,7 @@ from server.errors import ANTHROPIC, OLLAMA, SYSTEM_ONE, ApiError
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.connection.heads import HeaderChecks, HostRules
+from server.http.connection.hosts_and_proxies import HeaderChecks, HostRules
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
 from server.http.middleware import (

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from models.media.whisper import FRAMES_PER_SECOND
 from server.speech.speech_model import Draw, Piece, SpeechEngine
-from server.speech.transcription import Asked, Counts, Segment, TimedWord, average_logprob, compression_ratio
+from server.speech.temperature_fallback import average_logprob, compression_ratio
+from server.speech.transcription import Asked, Counts, Segment, TimedWord
 from server.speech.vocabulary import SpeechTokens
 from server.speech.words import split_words, token_times
 

@@ -2,7 +2,7 @@
 
 Jinja's sandbox keeps a template from reaching Python. What makes something huge in one step, and is of no use
 to a chat template, is refused here too. That bounds no program: a template that a request brings runs in the
-helper process, which the kernel ends when it takes too long (docs/decisions/0013).
+helper process, which the kernel ends when it takes longer than `TemplateLimits` (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
 
+import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -44,6 +45,13 @@ MOST_BITS = 4096
 """The largest number that `*` and `**` make, in bits."""
 WIDEST = 10_000
 """The largest number that filters take which fill up to a width or a count."""
+
+
+class TemplateLimits(msgspec.Struct, frozen=True):
+    """The time and memory that one conversation's template may take."""
+
+    seconds: float = 2.0
+    memory: int = 256 << 20
 
 
 class Sandbox(ImmutableSandboxedEnvironment):

@@ -18,7 +18,7 @@ from models.parallel.rank_shares import most_ranks_of
 from models.quantization.config import read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device
-from worker.devices.selection import dtype_name
+from worker.devices.dtype_choice import dtype_name
 
 _BY_LENGTH = ("dynamic", "longrope", "su")
 """Types of rope whose frequencies depend on the length of the longest sequence."""

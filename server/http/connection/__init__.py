@@ -8,11 +8,12 @@ belongs to, before anything behind it runs:
 2. `connection.py`: uvicorn's protocol for one connection, with deadlines for the first byte, the head,
    the body and the reader, and bounds on heads, framing, pipelining and connections. It answers by
    itself, as no application has seen the request yet; `connection_limits.py` has the numbers and the answers.
-   `deadline_timer.py` looks at all deadlines, `refusal_log.py` writes few lines for a crowd, `heads.py`
-   finds the client behind a proxy.
+   `deadline_timer.py` looks at all deadlines, `refusal_log.py` writes few lines for a crowd,
+   `hosts_and_proxies.py` finds the client behind a proxy.
 3. The check of heads, `head_check` in `server/access/keyring.py`, which `connection.py` calls when a head
    is complete: a full server spends nothing else on a request.
-4. `heads.py`: the middleware that looks at host, origin, and the announced length and coding of the body.
+4. `hosts_and_proxies.py`: the middleware that looks at host, origin, and the announced length and coding of
+   the body.
 5. `body_limits.py`: bodies as they are read, each of a bounded length, all within a bounded memory.
 
 `connection.py` also finds a reader that does not read: it tells the stream

@@ -24,7 +24,7 @@ from server.access.request_state import state_of
 from server.errors import ApiError
 from server.http.connection import connection_limits as limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
-from server.http.connection.heads import TrustedProxies
+from server.http.connection.hosts_and_proxies import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import bytes_taken, unread_bytes
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from server.errors import BadRequest, TooLarge
 from server.schemas.body import Body, Neutral, Text, optional
 from server.speech.silence import Silence
-from server.speech.transcription import LADDER, Thresholds
+from server.speech.temperature_fallback import LADDER, Thresholds
 from server.speech.vocabulary import SpeechTokens
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from server.http.connection.heads import HostRules
+from server.http.connection.hosts_and_proxies import HostRules
 from server.options.option_checks import is_loopback
 
 TAKEN, WRONG_HOST, FOREIGN = None, 421, 403

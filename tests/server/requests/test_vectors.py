@@ -14,7 +14,8 @@ from fake_frontend import vectors
 from later import Later
 
 from server.errors import BadRequest
-from server.requests.vectors import VectorForm, as_array, as_bytes, as_json, compare, read_ranges
+from server.requests.similarity import compare
+from server.requests.vectors import VectorForm, as_array, as_bytes, as_json, read_ranges
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = np.concatenate(

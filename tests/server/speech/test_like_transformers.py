@@ -12,8 +12,9 @@ from speech_engines import ScriptedEngine
 from whole_recordings import log_mel
 
 from server.speech.speech_model import Draw, Drawn, Piece
+from server.speech.temperature_fallback import Thresholds
 from server.speech.transcribe import TranscriptionJob
-from server.speech.transcription import Asked, Thresholds
+from server.speech.transcription import Asked
 from server.speech.vocabulary import SpeechTokens, read_tokens
 
 pytestmark = pytest.mark.slow(3)

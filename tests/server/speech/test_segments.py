@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from speech_engines import KNOWN, STAMP
 
 from server.speech.subtitles import srt, vtt
-from server.speech.transcription import Thresholds, average_logprob, compression_ratio
+from server.speech.temperature_fallback import Thresholds, average_logprob, compression_ratio
 from server.speech.window_decoding import CertainText, cut_spans
 
 

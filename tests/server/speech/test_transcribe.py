@@ -13,8 +13,9 @@ from speech_engines import KNOWN, STAMP, Script, ScriptedEngine
 from models.media.whisper import NO_SOUND, LogMel
 from server.speech.silence import Silence, cut_at_silence
 from server.speech.speech_model import Draw, Drawn, Piece
+from server.speech.temperature_fallback import LADDER
 from server.speech.transcribe import TranscriptionJob
-from server.speech.transcription import LADDER, Asked
+from server.speech.transcription import Asked
 
 
 class Frames:

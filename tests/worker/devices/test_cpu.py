@@ -12,7 +12,7 @@ from worker.capacity import GIB, CacheBudget
 from worker.config import Place
 from worker.devices import cpu as cpu_module
 from worker.devices.cpu import Cpu
-from worker.devices.selection import open_device
+from worker.devices.device_choice import open_device
 from worker.host import cpu_threads
 from worker.kernels.cpu import operations, torch_operations
 

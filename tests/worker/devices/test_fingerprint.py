@@ -13,8 +13,9 @@ from tiny import tiny_checkpoint
 from models.config import read_config
 from models.parallel.experts import Placement
 from worker.config import Place, WorkerConfig
+from worker.devices.device_choice import open_device
+from worker.devices.dtype_choice import choose_dtype
 from worker.devices.fingerprint import find_fingerprint
-from worker.devices.selection import choose_dtype, open_device
 from worker.runner import Runner
 
 

@@ -17,7 +17,7 @@ from worker.calls.messages import DROP_ADAPTER, ENTER_ADAPTER, READ_ADAPTER
 from worker.capacity import WorkerLimits
 from worker.config import WorkerConfig
 from worker.devices.base import Device
-from worker.devices.selection import dtype_name
+from worker.devices.dtype_choice import dtype_name
 from worker.features.adapters.adapter_runs import adapter_runs, chosen_rows
 from worker.protocol import NewSeq, StepInput
 from worker.steps.feature import Feature

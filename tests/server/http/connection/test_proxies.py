@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fake_connection import EchoApp, FakeServer, settled
 
-from server.http.connection.heads import TrustedProxies
+from server.http.connection.hosts_and_proxies import TrustedProxies
 
 PEER = ("127.0.0.1", 5)
 LOCAL = TrustedProxies("127.0.0.1,::1")

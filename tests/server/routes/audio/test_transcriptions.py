@@ -19,7 +19,7 @@ from sounds import noise, written
 from speech_frontend import FakeTranscriber, let_transcribe, says
 
 from server.schemas.audio.form import form_fields
-from server.speech.transcription import LADDER
+from server.speech.temperature_fallback import LADDER
 
 PATH, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 SOUND = written(noise(2.0), "flac")

@@ -11,8 +11,8 @@ from model_facts import changed
 
 from engine_core.adapters.messages import AdapterState
 from models.config import ConfigError
+from server.frontend.adapter_files import facts_with, read_named
 from server.options.parse_server_options import parse
-from server.requests.adapted_models import facts_with, read_named
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
 

@@ -16,8 +16,8 @@ from engine_core import protocol
 from engine_core.engine import Engine
 from engine_core.engine_main import EngineLoop
 from engine_core.protocol import AddRequest
-from engine_core.scheduling import step_watch
-from engine_core.scheduling.step_watch import StepWatch
+from engine_core.scheduling import slow_step_parts
+from engine_core.scheduling.slow_step_parts import StepWatch
 from worker.protocol import Sampling
 
 SLOW = 0.12
@@ -27,7 +27,7 @@ SLOW = 0.12
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no thread have lacked a core, whatever else the machine does."""
-    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds)
+    monkeypatch.setattr(slow_step_parts.CoreWaits, "update", lambda waits: waits.seconds)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_step_of_the_worker_is_judged_by_what_was_expected(
 def test_what_waits_is_not_named_while_cores_are_lacking(
     loop: EngineLoop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds + 2 * SLOW)
+    monkeypatch.setattr(slow_step_parts.CoreWaits, "update", lambda waits: waits.seconds + 2 * SLOW)
     hold_up(loop._engine._scheduler, "schedule")
     StepWatch(loop)
     run_one(loop._engine)
@@ -120,7 +120,7 @@ def test_what_computes_is_named_whoever_lacks_a_core(
         while time.thread_time() < until:
             pass
 
-    monkeypatch.setattr(step_watch.CoreWaits, "update", lambda waits: waits.seconds + 9.0)
+    monkeypatch.setattr(slow_step_parts.CoreWaits, "update", lambda waits: waits.seconds + 9.0)
     monkeypatch.setattr(loop._engine._scheduler, "schedule", compute)
     StepWatch(loop)
     loop._engine.add(0, AddRequest(id=1, tokens=[5, 6], params=Sampling(max_tokens=1)))

@@ -15,11 +15,12 @@ from models.conversion.conversion_choice import Conversion, Runner
 from models.ops import reference
 from models.weight_coding import SavedQuantization
 from worker.config import Place, WorkerConfig
-from worker.devices import selection
+from worker.devices import device_choice
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
 from worker.devices.cuda import Cuda
-from worker.devices.selection import choose_cache_dtype, choose_dtype, open_device
+from worker.devices.device_choice import open_device
+from worker.devices.dtype_choice import choose_cache_dtype, choose_dtype
 from worker.host import nvidia
 from worker.kernels.cpu import operations
 from worker.kernels.cuda.capabilities import Card
@@ -123,7 +124,7 @@ def test_kernels_are_proved_with_the_width_of_the_models_heads(
         return Cpu(1)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(selection, "Cuda", make)
+    monkeypatch.setattr(device_choice, "Cuda", make)
     open_device(worker_config(device="cuda", model=structs.replace(MODEL, head_dim=own)))
     assert made == [head_dim]
 
@@ -143,7 +144,7 @@ def test_inputs_of_files_are_rounded_to_bytes(
     monkeypatch: pytest.MonkeyPatch, method: str, asked: dict[str, str], bits: int | None
 ) -> None:
     given: list[int | None] = []
-    monkeypatch.setattr(selection, "Cpu", lambda *arguments: given.append(arguments[3]) or Cpu(1))
+    monkeypatch.setattr(device_choice, "Cpu", lambda *arguments: given.append(arguments[3]) or Cpu(1))
     fields = {
         "gguf": {"codings": {"model.layers.0.mlp.up_proj": "Q4_0"}},
         "gptq": {"bits": 4, "group_size": 32},

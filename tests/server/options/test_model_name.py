@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.options.server_flags import shown_name
+from server.options.model_name import shown_name
 
 
 @pytest.mark.parametrize(
