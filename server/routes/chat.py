@@ -18,7 +18,6 @@ from server.output_parsing.answer_reader import CustomToolInput
 from server.output_parsing.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.reading.prompts import Conversation
 from server.routes.answering import ChoicesWriter, ask, new_call_id, repeated_fields, respond, ways_of
-from server.routes.request_context import config_of
 from server.schemas import chat as api
 from server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from worker.protocol import TokenLogprobs
@@ -31,7 +30,7 @@ router = APIRouter(route_class=Endpoint, tags=["Chat"])
 async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_chat, body))
-    writer = write_chat(answer.head, body, config_of(request))
+    writer = write_chat(answer.head, body, answer.frontend.config)
     return await respond(request, answer, writer, stream=bool(body.stream))
 
 
@@ -39,7 +38,7 @@ async def create_chat_completion(body: api.ChatRequest, request: Request) -> Res
 async def create_batch(body: api.BatchChatRequest, request: Request) -> Response:
     """Answer several conversations in one request, as vLLM does."""
     answer = await ask(request, body, body.terms, "chatcmpl-", partial(read_batch, body))
-    return await respond(request, answer, write_chat(answer.head, body, config_of(request)), stream=False)
+    return await respond(request, answer, write_chat(answer.head, body, answer.frontend.config), stream=False)
 
 
 def read_batch(

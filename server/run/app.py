@@ -197,7 +197,7 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     else:
         if config.engine.worker.lora.enable_lora:
             frontend.adapters = ServedAdapters(frontend)
-        app.add_middleware(AdapterChoice, frontend=frontend)
+            app.add_middleware(AdapterChoice, frontend=frontend, adapters=frontend.adapters)
     _add_middleware(
         app, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
     )

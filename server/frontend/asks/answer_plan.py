@@ -1,20 +1,25 @@
-"""Plans answers: how they are read, what they are held to, and what the client is told is not enforced."""
+"""Plans answers: how they are read, what they are held to, and what the client is told is not enforced. Reads
+each choice of a conversation so."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
+
+import msgspec
 
 from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
+from server.frontend.text_output import Delta
 from server.grammar_checks.grammar_job import AskedTool, ask_for_calls
 from server.grammars.response_format import AnswerGrammar, AskedForm
 from server.options.server_flags import ServerConfig
 from server.output_parsing.answer_format import NO_REASONING, AnswerFormat, behind_thinking
+from server.output_parsing.answer_reader import AnswerReader
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import AUTO
 from server.reading.prompts import Conversation, Prompt
@@ -23,6 +28,7 @@ from server.requests.sampling_params import SamplingParams
 from server.schemas.chat import ChatRequest
 from server.text.detokenizer import is_mark
 from server.text.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
 
 _log = logging.getLogger(__name__)
 FREE_CALLS = (
@@ -220,3 +226,58 @@ def _begin_alike(built: AnswerGrammar, opener: str) -> bool:
     if len(opener) != 1 or is_mark(opener):
         return False
     return opener == "{" or built.kind != "json" or json.loads(built.text).get("type") != "object"
+
+
+class ChoiceReader:
+    """What reads one choice of a conversation's answer as parts: reasoning, texts and calls."""
+
+    def __init__(self, conversation: Conversation, chat: ChatRequest, plan: AnswerPlan) -> None:
+        self.has_calls = False
+        """Whether a call is complete."""
+        self.reader: AnswerReader | None = None
+        """None if the answer is text and nothing else."""
+        format, tools = plan.format, conversation.tools
+        self.counts_reasoning = bool(format and format.thinking)
+        if format is None:
+            return
+        if tools and chat.tool_choice is not None:
+            choice = chat.choice
+            tools = {name: schema for name, schema in tools.items() if choice.allows(name)}
+        self.reader = AnswerReader(
+            format.dialect,
+            format.thinking,
+            tools=tools or None,
+            is_thinking=format.begins_thinking(conversation.end),
+            written=format.written,
+            calls_end_thinking=not plan.holds_late_calls,
+            holds_calls=False,
+        )
+
+
+class TokenByToken:
+    """Cuts the deltas of a choice into tokens, so that how many came in a step makes no difference."""
+
+    def __init__(self) -> None:
+        self._unshown: list[tuple[int, TokenLogprobs, int]] = []
+        """Tokens, with their logprobs and widths, whose text may become a stop string, or is no whole
+        character yet."""
+
+    def pieces(self, delta: Delta) -> Iterator[tuple[Delta, list[int]]]:
+        """The pieces, each with its tokens, and the widths that the reader of the choice gets with it."""
+        # The token that ends an answer has no width: it is no part of the text.
+        self._unshown += zip(delta.token_ids, delta.logprobs, delta.widths, strict=False)
+        text, widths, taken = delta.text, delta.widths, 0
+        piece = Delta(delta.index, token_ids=[], logprobs=[], widths=[])
+        while text and taken < len(self._unshown):
+            id, entry, width = self._unshown[taken]
+            taken += 1
+            piece.token_ids.append(id)
+            piece.logprobs.append(entry)
+            piece.widths.append(width)
+            piece.text, text = text[:width], text[width:]
+            if piece.text:
+                yield piece, widths
+                piece, widths = Delta(delta.index, token_ids=[], logprobs=[], widths=[]), []
+        del self._unshown[:taken]
+        own = {"token_ids": piece.token_ids, "logprobs": piece.logprobs, "widths": piece.widths}
+        yield msgspec.structs.replace(delta, text=text, **own), widths

@@ -16,8 +16,7 @@ from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
 from server.access.request_state import Attributes
 from server.errors import BadRequest
-from server.frontend.asks.answer_plan import plan_answer, plan_completions
-from server.frontend.asks.choice_reader import ChoiceReader, TokenByToken
+from server.frontend.asks.answer_plan import ChoiceReader, TokenByToken, plan_answer, plan_completions
 from server.frontend.asks.parts import (
     ConversationHead,
     Counts,
@@ -150,7 +149,7 @@ class Answer(Generic[H_co]):
         terms, config = asked.terms, frontend.config
         self.warnings, self.readers = warnings, list[ChoiceReader]()
         """What of the request has no effect; and what reads each choice, if it belongs to a conversation."""
-        self._frontend, self._asked, self._sampling, self._admission = frontend, asked, sampling, admission
+        self.frontend, self._asked, self._sampling, self._admission = frontend, asked, sampling, admission
         self._state, self._times = terms.state, terms.state.times
         self._id = terms.take_id(admission)
         self._options, self._bounds = terms.add_options(admission), bounds
@@ -172,7 +171,7 @@ class Answer(Generic[H_co]):
 
     def head_fields(self, asked: Complete) -> dict[str, Any]:
         """The fields of a head that all answers have."""
-        frontend, config, shown = self._frontend, self._frontend.config, asked.shown
+        frontend, config, shown = self.frontend, self.frontend.config, asked.shown
         as_ids = config.return_tokens_as_token_ids if shown.names_as_ids is None else shown.names_as_ids
         forced = config.enable_force_include_usage
         return {
@@ -263,7 +262,7 @@ class Answer(Generic[H_co]):
 
     def _tell_repairs(self, repairs: Sequence[str]) -> None:
         dialect = self.head.dialect if isinstance(self.head, ConversationHead) else ""
-        self._frontend.metrics.repaired_calls(dialect).inc(len(repairs))
+        self.frontend.metrics.repaired_calls(dialect).inc(len(repairs))
         for wrong in repairs:
             _log.warning("%s: a malformed tool call was repaired (%s): %s", self._id, dialect, wrong)
 
@@ -274,7 +273,7 @@ class Answer(Generic[H_co]):
         self._admission.read(sum(lengths))
         if len(prompts) == 1 and sampling.n == 1:
             return [self._generate(0)]
-        resolved = sampling.resolve_all(self._frontend.facts, self._frontend.tokenizer, lengths)
+        resolved = sampling.resolve_all(self.frontend.facts, self.frontend.tokenizer, lengths)
         return [self._generate(number, params) for number, params in enumerate(resolved)]
 
     def _generate(self, number: int, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
@@ -285,7 +284,7 @@ class Answer(Generic[H_co]):
             items = as_media(prompt.media, self._state.media_items) if prompt.media else ()
             media = (*(each.as_media() for each in prompt.rows), *items)
             options["media"] = tuple(sorted(media, key=lambda one: one.at))
-        return self._frontend.engine_requests.generate(
+        return self.frontend.engine_requests.generate(
             prompt.ids,
             self._sampling,
             self._admission,
@@ -307,7 +306,7 @@ class Answer(Generic[H_co]):
 
     def set_paused(self, paused: bool) -> None:
         """Has nothing more computed while the answer is not read, or has it go on."""
-        self._frontend.set_paused(self._admission, paused)
+        self.frontend.set_paused(self._admission, paused)
 
     @property
     def expected_header(self) -> Callable[[], RawHeaders]:
