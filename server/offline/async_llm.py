@@ -14,8 +14,8 @@ from engine_core.protocol import PauseMode
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.metrics.stat_loggers import MakeStatLogger
-from server.offline.deciding import State, decide
 from server.offline.engine_connection import SHUT_DOWN, Connection
+from server.offline.program_batches import State, decide
 from server.offline.program_requests import Asked, open_answers, open_texts
 from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -85,7 +85,7 @@ class AsyncLLM:
         """Waits until the model can be used, as the first request does; raises Unavailable if it cannot."""
         await self._ready()
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptLike,
         sampling_params: SamplingParams,
@@ -114,11 +114,9 @@ class AsyncLLM:
             data_parallel_rank,
             prompt_text,
         )
-        async with aclosing(self._outputs(asked)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._outputs(asked)
 
-    async def beam_search(
+    def beam_search(
         self,
         prompt: PromptLike,
         request_id: str,
@@ -126,10 +124,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields one output with the likeliest answers to a prompt, the best one first."""
-        asked = Asked(request_id, read_prompt(prompt), params, adapter=lora_request)
-        async with aclosing(self._outputs(asked)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._outputs(Asked(request_id, read_prompt(prompt), params, adapter=lora_request))
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
         [answers] = await open_answers(await self._ready(), [asked])

@@ -10,7 +10,6 @@ from typing import Any, TypedDict, Unpack
 from msgspec.structs import replace
 
 from server.offline import program_batches, prompt_forms, request_outputs
-from server.offline.deciding import State, decide
 from server.offline.llm_engine import LLMEngine
 from server.offline.program_requests import Asked, PooledOutput, adapted
 from server.offline.prompt_forms import Adapters, LoRARequest, for_each
@@ -192,14 +191,14 @@ class LLM(LLMEngine):
 
     def decide(
         self,
-        inputs: State | Sequence[State],
+        inputs: program_batches.State | Sequence[program_batches.State],
         questions: Sequence[Mapping[str, Any]],
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[Decision]:
         """Answers typed questions about a text, a conversation, or each of several, with probabilities: as
         /v1/decisions does (docs/decisions_api.md)."""
-        return self.local.call(decide(self.frontend, inputs, questions, lora_request))
+        return self.local.call(program_batches.decide(self.frontend, inputs, questions, lora_request))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a call that gives none; fields that are None are the model's own defaults."""

@@ -154,10 +154,9 @@ class Answers:
 
     async def last(self, tell: Callable[[], None] = lambda: None) -> RequestOutput:
         """The whole answers, of which `tell` hears."""
-        async with aclosing(self.answer.parts()) as parts:
-            async for part in parts:
-                if not part.is_notice:
-                    self.builder.push(part.delta)
+        async with aclosing(self.take()) as pieces:
+            async for _ in pieces:
+                pass
         tell()
         output = self.builder.output()
         assert output is not None, "answers have ended, and say nothing"

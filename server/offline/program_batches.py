@@ -1,18 +1,22 @@
-"""Calls of `LLM`: many requests, all checked before any runs, whose outputs keep the order of the prompts."""
+"""Calls of `LLM` for many requests, all checked before any runs, whose outputs keep the order of the prompts;
+and decisions, which `AsyncLLM` makes, too."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
+from typing import Any
 
 from server.access.request_state import RequestState
 from server.errors import BadRequest
+from server.frontend.asks.deciding import Decide
 from server.frontend.asks.parts import Terms
 from server.frontend.asks.pooling import Compare
 from server.frontend.frontend import Frontend
 from server.media.inline_files import InlineFiles
+from server.model_facts import GENERATE, require_task
 from server.offline.program_requests import (
     Asked,
     PooledOutput,
@@ -23,7 +27,7 @@ from server.offline.program_requests import (
     outputs_of,
     read_prepared,
 )
-from server.offline.prompt_forms import Adapters, LoRARequest, ReadOptions, for_each, read_sides
+from server.offline.prompt_forms import Adapters, LoRARequest, ReadOptions, for_each, read_sides, validated
 from server.offline.request_outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -34,13 +38,20 @@ from server.offline.request_outputs import (
     ScoringRequestOutput,
     with_form,
 )
+from server.reading.decisions import read_decisions
 from server.reading.pooled_conversations import read_media_pairs
 from server.reading.prompts import ReadingContext
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind
 from server.requests.scoring import Compared, Pairs, ScoreOptions, read_pairs
+from server.schemas.decisions.openai_decisions import Decision, DecisionRequest, write_decision
 from server.terminal.progress_bar import ProgressBar
+
+State = str | Sequence[Mapping[str, Any]]
+"""A text, or the items of a conversation as /v1/decisions has them."""
+_DECIDED_AT_ONCE = 4
+"""The texts of a call that are decided about at a time, each with all of its questions."""
 
 
 def _bar(title: str, total: int, shows: bool) -> ProgressBar:
@@ -128,7 +139,7 @@ async def score(
     state = RequestState(frontend=frontends[0], inline_files=files)
     compared, started = await read_prepared(state, read), RequestMetrics()
     with _bar("Pooling", len(compared.queries) + len(compared.documents), shows) as bar, closing(state):
-        terms = Terms(state, "", int(time.time()), shares_id=True)
+        terms = Terms(state, "", shares_id=True)
         answer = await state.frontend.ask(Compare(terms=terms, texts=compared, tell=bar.add))
     named, scores = names(len(answer.scores)), map(ScoringOutput, answer.scores)
     if facts.score_type != "cross-encoder":
@@ -136,3 +147,31 @@ async def score(
     # The two texts of a score are one prompt.
     pooled = outputs_of(named, compared.documents, answer.pooled, started)
     return [with_form(ScoringRequestOutput, *each) for each in zip(scores, pooled, strict=True)]
+
+
+async def decide(
+    frontend: Frontend,
+    states: State | Sequence[State],
+    questions: Sequence[Mapping[str, Any]],
+    adapter: LoRARequest | None = None,
+    name: str = "",
+) -> list[Decision]:
+    """Answers the same questions about each text, in order. Raises ApiError."""
+    [own] = await adapted(frontend, [adapter])
+    require_task(GENERATE, own.facts.tasks)
+    several = not isinstance(states, str) and not all(isinstance(one, Mapping) for one in states)
+    given = states if several else [states]
+    bodies = [
+        validated(DecisionRequest, {"input": one, "questions": [dict(each) for each in questions]})
+        for one in given
+    ]
+    return await all_of([_decide(own, body, name) for body in bodies], _DECIDED_AT_ONCE)
+
+
+async def _decide(frontend: Frontend, body: DecisionRequest, name: str) -> Decision:
+    with closing(RequestState(frontend=frontend, inline_files=InlineFiles())) as state:
+        read = await read_prepared(state, partial(read_decisions, body))
+        terms = Terms(state, name, shares_id=True)
+        answer = await frontend.ask(Decide(terms=terms, read=read))
+    counts = answer.end.counts
+    return write_decision(answer.head.model, answer.decided, counts.prompt, counts.cached)

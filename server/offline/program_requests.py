@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -80,8 +79,8 @@ class Asked:
 
     def terms(self, state: RequestState, id: str) -> Terms:
         """How the request is run, under this id."""
-        salt = self.prompt.salt
-        return Terms(state, id, int(time.time()), self.replica, self.priority, salt, shares_id=True)
+        replica, priority, salt = self.replica, self.priority, self.prompt.salt
+        return Terms(state, id, replica=replica, priority=priority, salt=salt, shares_id=True)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -93,7 +92,7 @@ async def _transcribe(
     asked = transcriber.read(form, task, frontend.facts, frontend.tokenizer)
     with TemporaryPath() as copy, closing(RequestState(frontend=frontend)) as state:
         digest = await asyncio.to_thread(_copy, sound, copy)
-        terms = Terms(state, "", int(time.time()), shares_id=True)
+        terms = Terms(state, "", shares_id=True)
         async with transcriber.opened(copy, digest, "") as recording:
             said = await frontend.ask(Transcribe(terms=terms, recording=recording, asked=asked))
             await said.hear()
@@ -117,7 +116,7 @@ async def _hear(frontend: Frontend, sound: Sound, form: AudioForm) -> Transcript
     chat = spoken.conversation(form, await asyncio.to_thread(as_part, "audio", sound, files))
     with closing(RequestState(frontend=frontend, inline_files=files)) as state:
         conversation = await read_prepared(state, partial(read_chat, chat))
-        terms = Terms(state, "", int(time.time()), shares_id=True)
+        terms = Terms(state, "", shares_id=True)
         prompts, sampling = [conversation.prompt], chat.to_sampling()
         asked = Complete(terms=terms, prompts=prompts, sampling=sampling, interval=ALL_TOKENS)
         parts = await (await frontend.ask(asked)).whole()

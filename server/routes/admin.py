@@ -91,7 +91,7 @@ async def compute_token(request: Request) -> None:
     """Have the model read a token and give one more, or a vector if it generates none."""
     frontend, state = frontend_of(request), state_of(request.scope)
     state.count()
-    token, terms = [0], Terms(state, "ready", int(time.time()))
+    token, terms = [0], Terms(state, "ready")
     if GENERATE in frontend.facts.tasks:
         one = SamplingParams(max_tokens=1, temperature=0.0)
         await (await frontend.ask(Complete(terms=terms, prompts=[Prompt(token)], sampling=one))).whole()

@@ -5,6 +5,7 @@ A writer needs nothing else. It knows neither the HTTP request nor the frontend.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class Terms(msgspec.Struct, frozen=True):
     state: RequestState
     """What is known of the request: its client, its times, its media, and the places that it has."""
     id: str
-    created: int
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
     replica: int | None = None
     """The only replica that may run the request; None for any."""
     priority: int = 0
