@@ -26,8 +26,7 @@ from server.media.prompt import Laid, MediaNeeded
 from server.metrics.optional_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
-from server.options.media_io import MediaIo, read_media_io
-from server.options.media_options import SERVED_KINDS, MediaOptions
+from server.options.media_options import SERVED_KINDS, MediaIo, MediaOptions, read_media_io
 from server.options.server_flags import ServerConfig
 from server.text.tokenizer import Tokenizer
 from worker.worker_facts import WorkerFacts

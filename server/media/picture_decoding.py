@@ -10,7 +10,7 @@ from io import BytesIO
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from server.errors import BadRequest
-from server.options.media_io import WHITE, Color
+from server.options.media_options import WHITE, Color
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 

@@ -17,8 +17,7 @@ from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
 from server.media.media_cache import KeptItem, MediaCache
 from server.media.media_parts import MediaFile
-from server.options.media_io import ALL_FRAMES, WHITE, Color
-from server.options.media_options import MediaOptions
+from server.options.media_options import ALL_FRAMES, WHITE, Color, MediaOptions
 
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 

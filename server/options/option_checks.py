@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from engine_core.config import EngineConfig, check_cluster_key, check_kept_blocks, cluster_key_needed
 from server.options.connection_options import ConnectionOptions
-from server.options.media_io import read_media_io
+from server.options.media_options import read_media_io
 from server.options.option_parsing import OptionError
 from server.options.server_flags import ServerConfig
 from worker.options import read_profiler

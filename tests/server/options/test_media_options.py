@@ -8,7 +8,7 @@ from media_files import QWEN_CONFIG, QWEN_SETTINGS, media_files
 from models.media.files import with_settings
 from models.media.item import Video
 from models.media.qwen_vl import Qwen3VLProcessor, QwenVLProcessor
-from server.options.media_io import MediaIo, VideoIo, read_media_io
+from server.options.media_options import MediaIo, VideoIo, read_media_io
 from server.options.option_parsing import OptionError
 from server.options.parse_server_options import from_python
 
