@@ -140,7 +140,7 @@ INLINE long first_row(const paged *p, const unit *u, long start) {
 // before `start` that share its vector, and are not seen, the first one is repeated.
 INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u, long head, long start, long stop,
                          const unit *next, float *parts) {
-    long hidden = start % LANES, keys = stop - start + hidden;
+    long hidden = unseen_before(s, start), keys = stop - start + hidden;
     find_rows(p, s.kind, u->row, head, start, stop - start, m->rows + hidden, m->rows + keys + hidden);
     for (long i = 0; i < hidden; i++) m->rows[i] = m->rows[hidden], m->rows[keys + i] = m->rows[keys + hidden];
     find_next(p, s.kind, u, head, stop, next, m->rows + 2 * keys);
@@ -200,15 +200,27 @@ INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, con
     finish_rows(p, s, u, head, m->parts);
 }
 
+// Sets up the registers of AMX for a unit, unless they were set up for such a one before.
+INLINE void shape_for(const paged *p, const unit *u, long *shaped) {
+    long heads = is_single(p, u->row) ? least(SPAN, p->together[u->row] * group_of(p)) : 0;
+    if (heads == *shaped) return;
+    *shaped = heads;
+    if (heads) shape_for_heads(heads);
+    else shape_for_tiles();
+}
+
 INLINE void do_units(const paged *p, long first, long last, kind k) {
     scoring s = p->scoring;
     s.kind = k;
     if (k != INT8) s.outer = k;
+    long shaped = -1;  // heads of their own that registers were set up for; 0: tiles; -1: nothing
     for (long i = first; i < last; i++) {
         const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
+        if (by_amx(s)) shape_for(p, u, &shaped);
         if (is_single(p, u->row)) attend_rows(p, s, u, i % p->kv_heads, next);
         else attend_tile(p, s, u, i % p->kv_heads);
     }
+    if (by_amx(s)) release_registers();
 }
 
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }

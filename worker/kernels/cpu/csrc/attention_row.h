@@ -7,6 +7,7 @@
 // next unit. Whole numbers may be added in any order: of a cache of 8 bits the lanes are dimensions for scores, too.
 #pragma once
 
+#include "row_amx.h"
 #include "row_scores.h"
 
 // The position in a chunk where the block of a key ends, or all keys do.
@@ -64,7 +65,7 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
     if (s.biased) bias_head(m, k, head, scores);
     if (s.sloping) slope_head(m, k, head, scores);
     for (long key = k.first; key < k.first + k.hidden; key++) scores[key] = UNSEEN;
-    for (long key = stop; key % LANES; key++) scores[key] = UNSEEN;
+    for (long all = k.first + weighed(s, k.count); stop < all; stop++) scores[stop] = UNSEEN;
     weigh_blocks(scores, k.first, stop, s, decays, part);
 }
 
@@ -169,6 +170,10 @@ static void (*const value_loops[][HEADS])(row_memory *, scoring, span, span, lon
 // Takes values at a time that stay in the first-level cache, for all heads and dimensions. If all keys came at once for
 // some dimensions, then memory would be waited for with the first ones, and idle with the others.
 INLINE void value_keys(row_memory *m, scoring s, span k, long head, long last, int fetch, float *parts) {
+    if (by_amx(s)) {
+        value_keys_by_amx(m, s, k, head, last, fetch, parts);
+        return;
+    }
     for (span of = {k.first, 0, 0}; of.first < k.first + k.count; of.first += of.count) {
         of.count = least(k.first + k.count, (of.first / m->held + 1) * m->held) - of.first;
         for (long h = head, heads; h < last; h += heads) {
@@ -190,6 +195,7 @@ INLINE span seen_by(span k, long row, long over) {
 INLINE void row_chunk(row_memory *m, scoring s, long group, long row, long rows, span k, long over, float *parts) {
     stream_begin(&m->stream, m->rows, 2 * k.count);
     if (s.kind == INT8) score_coded_keys(m, s, row * group, rows * group, k);
+    else if (by_amx(s)) score_keys_by_amx(m, s, row * group, rows * group, k);
     else score_keys(m, s, row * group, rows * group, k);
     m->values = m->rows + k.count;
     for (long head = row * group; head < rows * group; head++)

@@ -23,6 +23,7 @@
 // Encoders see all of a text in one chunk.
 #pragma once
 
+#include "attention_amx.h"
 #include "codes.h"
 #include "threads.h"
 
@@ -72,6 +73,7 @@ typedef struct {
     float wide_keys[KEYS * MAX_DIM], wide_values[KEYS * MAX_DIM];
     float factors[TILE];  // of queries in words: their scales times `scale`
     float key_scales[KEYS + TALL], value_scales[KEYS];
+    spaced spans[KEYS / SPAN];  // keys for AMX
 } tile;
 
 // Whether a word of queries and keys is a pair of neighbours.
@@ -83,6 +85,15 @@ INLINE kind word_kind(scoring s) { return is_paired(s) ? FLOAT32 : s.kind; }
 INLINE const void *word_at(const void *row, long i, scoring s) { return at(row, i, word_kind(s)); }
 INLINE vec load_words(const void *row, long i, long left, scoring s) {
     return vec_load_upto(word_at(row, i, s), left, word_kind(s));
+}
+
+// Whether products are made by AMX.
+INLINE int by_amx(scoring s) { return has_amx() && s.kind == BFLOAT16 && s.dim % DEPTH == 0; }
+
+// How many keys get weights, if there are so many.
+INLINE long weighed(scoring s, long keys) {
+    long unit = by_amx(s) ? DEPTH : LANES;
+    return ceil_div(keys, unit) * unit;
 }
 
 INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
@@ -182,7 +193,48 @@ INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, lon
         for (int c = 0; c < vecs; c++) vec_store(out + r * TILE + c * LANES, sums[r][c], FLOAT32);
 }
 
+// The same as `score_block`, of all keys and queries.
+INLINE void score_by_amx(tile *t, scoring s, long keys, long lanes) {
+    products p = {.row_step = DEPTH * 2, .stride = TILE, .column_step = SPAN * TILE, .steps = s.dim / DEPTH};
+    for (long key = 0; key < keys; key += 2 * SPAN) {
+        p.rows[0] = t->spans[key / SPAN], p.rows[1] = t->spans[key / SPAN + 1], p.below = key + SPAN < keys;
+        for (long lane = 0; lane < lanes; lane += 2 * SPAN) {
+            p.columns = t->queries + lane, p.beside = lane + SPAN < lanes;
+            multiply(&p, t->scores + key * TILE + lane, 1);
+        }
+    }
+    for (long key = 0; key < keys; key++)
+        for (long lane = 0; lane < lanes; lane += LANES) {
+            float *score = t->scores + key * TILE + lane;
+            vec_store(score, vec_mul(vec_load(score, FLOAT32), vec_all(s.scale)), FLOAT32);
+        }
+}
+
+// The same as `value_block`, of all dimensions and queries.
+INLINE void value_by_amx(tile *t, scoring s, long words, int fresh, long lanes) {
+    products p = {.row_step = SPAN * 64, .stride = TILE, .column_step = SPAN * TILE, .steps = ceil_div(words, SPAN)};
+    const char *values = (const char *)t->wide_values;
+    float *out = t->chunk->out;
+    p.below = 1;
+    for (long lane = 0; lane < lanes && !fresh; lane += LANES) {
+        vec decay = vec_load(t->decay + lane, FLOAT32);
+        if (are_ones(decay)) continue;
+        for (long i = lane; i < s.dim * TILE; i += TILE) vec_store(out + i, vec_mul(vec_load(out + i, FLOAT32), decay), FLOAT32);
+    }
+    for (long dim = 0; dim < s.dim; dim += 2 * SPAN) {
+        p.rows[0] = (spaced){values + dim * KEYS * 2, 64}, p.rows[1] = (spaced){values + (dim + SPAN) * KEYS * 2, 64};
+        for (long lane = 0; lane < lanes; lane += 2 * SPAN) {
+            p.columns = t->scores + lane, p.beside = lane + SPAN < lanes;
+            multiply(&p, out + dim * TILE + lane, fresh);
+        }
+    }
+}
+
 INLINE void score_all(tile *t, scoring s, long keys, long lanes) {
+    if (by_amx(s)) {
+        score_by_amx(t, s, keys, lanes);
+        return;
+    }
     long lane = 0;
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long key = 0; key < keys; key += ROWS) score_block(t, s, key, lane, ROWS, VECS);
@@ -191,6 +243,10 @@ INLINE void score_all(tile *t, scoring s, long keys, long lanes) {
 }
 
 INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
+    if (by_amx(s)) {
+        value_by_amx(t, s, words, fresh, lanes);
+        return;
+    }
     long lane = 0;
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long dim = 0; dim < s.dim; dim += ROWS) value_block(t, s, words, fresh, dim, lane, ROWS, VECS);
@@ -297,7 +353,40 @@ INLINE void join_rows(float *words, const void *even, const void *odd, long dim)
     }
 }
 
+// Finds the keys of a block for AMX.
+INLINE void find_spans(tile *t, scoring s, long keys) {
+    for (long key = 0; key < keys; key += SPAN)
+        t->spans[key / SPAN] = spaced_rows(t->key_rows + key, keys - key, s.dim * 2, t->wide_keys + key * s.dim / 2);
+}
+
+// Lays values as [SPAN of dimensions][SPAN of words of keys][dimension][word]; those of keys that are none are zeros.
+INLINE void transpose_values(tile *t, scoring s, long keys) {
+    static const bf16 zeros[MAX_DIM];
+    for (long key = keys; key % DEPTH; key++) t->value_rows[key] = zeros;
+    for (long first = 0; first < keys; first += DEPTH)
+        for (long dim = 0; dim < s.dim; dim += DEPTH) {
+            const void *const *row = t->value_rows + first;
+            float *to = t->wide_values + dim * KEYS / 2 + first / DEPTH * SPAN * SPAN;
+            vec pair[2], low[LANES], high[LANES];
+            for (int i = 0; i < LANES; i++, row += 2) {
+                pairs_load2(pair, at(row[0], dim, BFLOAT16), at(row[1], dim, BFLOAT16));
+                low[i] = pair[0], high[i] = pair[1];
+            }
+            vec_transpose(low), vec_transpose(high);
+            for (int i = 0; i < LANES; i++) {  // where `pairs_load2` laid dimension d of each eight
+                long d = i / 4 * 8 + i % 4;
+                float *place = to + d / SPAN * SPAN * KEYS / 2 + d % SPAN * SPAN;
+                vec_store(place, low[i], FLOAT32), vec_store(place + 4 * SPAN, high[i], FLOAT32);
+            }
+        }
+}
+
 INLINE void prepare_rows(tile *t, scoring s, long keys) {
+    if (by_amx(s)) {
+        find_spans(t, s, keys);
+        transpose_values(t, s, keys);
+        return;
+    }
     if (in_pairs(s.kind)) {
         for (long key = 0; key < keys; key += 2) {
             float *words = t->wide_values + key / 2 * s.dim;
@@ -321,7 +410,7 @@ INLINE void prepare_rows(tile *t, scoring s, long keys) {
 
 // Computes a block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
 INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int fresh) {
-    long lanes = ceil_div(rows, LANES) * LANES, all = ceil_div(keys, LANES) * LANES;
+    long lanes = ceil_div(rows, LANES) * LANES, all = weighed(s, keys);
     prepare_rows(t, s, keys);
     score_all(t, s, keys, lanes);
     int partly = (float)start < t->first[rows - 1] || (float)(start + all - 1) > t->last[0];

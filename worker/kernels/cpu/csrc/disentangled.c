@@ -37,6 +37,7 @@ INLINE void multiply_rows(tile *t, scoring s, const void *table, long first, lon
         t->key_rows[i] = t->wide_keys + i * s.dim;
     }
     for (long i = count; i % TALL; i++) t->key_rows[i] = t->key_rows[count - 1];
+    if (by_amx(s)) find_spans(t, s, count);
     score_all(t, s, count, lanes);
 }
 
@@ -82,7 +83,7 @@ INLINE void compare_distances(tiles_of_distances *w, const packed *p, scoring s,
 // As `tile_block`, with `added`.
 INLINE void attend_block(tiles_of_distances *w, scoring s, long start, long keys, long rows) {
     tile *t = &w->own;
-    long lanes = ceil_div(rows, LANES) * LANES, all = ceil_div(keys, LANES) * LANES;
+    long lanes = ceil_div(rows, LANES) * LANES, all = weighed(s, keys);
     prepare_rows(t, s, keys);
     score_all(t, s, keys, lanes);
     for (long lane = 0; lane < lanes; lane += LANES) {
@@ -125,7 +126,9 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
 INLINE void do_units(const packed *p, long first, long last, kind k) {
     scoring s = p->scoring;
     s.kind = s.outer = k;
+    if (by_amx(s)) shape_for_tiles();
     for (long i = first; i < last; i++) attend_tile(p, s, p->units + i / p->heads, i % p->heads);
+    if (by_amx(s)) release_registers();
 }
 
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }

@@ -53,7 +53,9 @@ INLINE void do_units(const packed *p, long first, long last, kind k) {
     s.kind = s.outer = k;
     s.softcap = 0;
     s.sloping = 0;
+    if (by_amx(s)) shape_for_tiles();
     for (long i = first; i < last; i++) attend_tile(p, s, p->units + i / p->kv_heads, i % p->kv_heads);
+    if (by_amx(s)) release_registers();
 }
 
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }

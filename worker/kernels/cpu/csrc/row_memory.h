@@ -34,7 +34,7 @@ typedef struct {
     const void *const *values;  // those of `rows`
     row_stream stream;          // `rows`, while they are computed for the first heads
     long held;                  // values that are used together, a power of 2
-    float *queries;             // [head][word], each head padded to whole vectors
+    float *queries;             // [head][word], each head padded to whole vectors; for AMX [QUAD of heads][word][head]
     float *factors;             // [head]: of queries in words, their scales times `scale`
     float *scores;              // [head][CHUNK], by position in the chunk; then weights, or words of them
     float *decays;              // [head][CHUNK / KEYS]
@@ -55,7 +55,11 @@ INLINE long padded(long words) { return ceil_div(words, LANES) * LANES; }
 // The state of a head after some keys: the largest score, the sum of weights, and the sum of weighted values.
 INLINE long part_size(scoring s) { return 2 + s.dim; }
 
+// The first key of a chunk or a window shares a register with those before it.
+INLINE long unseen_before(scoring s, long start) { return start % (by_amx(s) ? DEPTH : LANES); }
+
 INLINE row_memory *row_begin(scoring s, long heads) {
+    if (by_amx(s)) heads = (ceil_div(heads, SPAN) + 1) * SPAN;  // so many are read from any one on
     long stride = padded(words_of(s)), floats = heads * (stride + 1 + CHUNK + CHUNK / KEYS + 2 * part_size(s));
     row_memory *m = scratch(sizeof(row_memory) + floats * sizeof(float));
     m->queries = (float *)(m + 1);
@@ -68,12 +72,18 @@ INLINE row_memory *row_begin(scoring s, long heads) {
     return m;
 }
 
+// Lays the words of a query where those of QUAD heads alternate.
+INLINE void lay_query(float *to, const void *query, long words) {
+    for (long i = 0; i < words; i++) memcpy(to + i * QUAD, (const char *)query + i * 4, 4);
+}
+
 // The queries of a row [group, dim], whose first head is `head`.
 INLINE void row_queries(const row_memory *m, scoring s, long group, long head, const void *query) {
     long words = words_of(s), stride = padded(words);
     for (long last = head + group; head < last; head++, query = at(query, s.dim, s.outer)) {
         float *to = m->queries + head * stride;
-        if (s.kind == INT8) {
+        if (by_amx(s)) lay_query((float *)m->queries + head / QUAD * QUAD * words + head % QUAD, query, words);
+        else if (s.kind == INT8) {
             m->factors[head] = write_words((int16_t *)to, query, s.dim, s.outer) * s.scale;
             memset(to + words, 0, (stride - words) * sizeof(float));
         } else

@@ -4,6 +4,7 @@
 // dwords of a panel. It is loaded from rows of x where they lie.
 #pragma once
 
+#include "amx_registers.h"
 #include "sections.h"
 
 enum {
@@ -13,21 +14,13 @@ enum {
     STEP_PANEL = PAIRS * PANEL * 4,  // and of the panel
 };
 
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} __attribute__((packed, aligned(64))) shapes;
-
 // Registers 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the
-// panel. Setting them up takes as long as ten products.
+// panel.
 INLINE void shape_tiles(long rows) {
     uint8_t upper = (uint8_t)least(rows, HALF_ROWS), lower = (uint8_t)(rows - upper);
     shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF_ROWS, HALF_ROWS}};
     for (int tile = 0; tile < 8; tile++) s.row_bytes[tile] = s.rows[tile] ? 64 : 0;
-    // GCC believes that only the first 8 bytes are read, and may leave out the others.
-    __asm__ volatile("" : : "r"(&s) : "memory");
-    _tile_loadconfig(&s);
+    set_shapes(&s);
 }
 
 // A part of a tile: some steps of its rows and of its panel. If `rows_once`, the panel is used again by the next tile

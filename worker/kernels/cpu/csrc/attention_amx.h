@@ -1,0 +1,149 @@
+// Products of attention by AMX: of queries and keys, and of weights and values. The order of their sums:
+// `attention_tile.h`.
+//
+// A register holds 16 rows of 64 bytes, and one instruction multiplies 16 rows of 32 numbers with 16 columns. Keys are
+// read where they lie, 16 of them as rows, so that scores come out as [key][query]. Values have to be transposed for a
+// tile of queries, as [dimension][key], so that sums come out as [dimension][query]; a row of its own multiplies its
+// weights as rows with values as columns instead.
+#pragma once
+
+#include "amx_registers.h"
+#include "pairs.h"
+
+enum {
+    SPAN = 16,   // rows and columns of a register
+    DEPTH = 32,  // numbers of a row of bfloat16: dimensions of a product, or keys
+    QUAD = 4,    // heads that a row of its own multiplies with keys at a time
+};
+
+// SPAN rows that lie at one distance from each other.
+typedef struct {
+    const char *first;
+    long stride;
+} spaced;
+
+// `count` of SPAN rows: as they lie, if that is at one distance, or copied; past the last one lies anything.
+INLINE spaced spaced_rows(const void *const *rows, long count, long bytes, void *copy) {
+    const char *first = rows[0];
+    if (count >= SPAN) {
+        long stride = (const char *)rows[1] - first, apart = 0;
+        for (long r = 2; r < SPAN; r++) apart |= (const char *)rows[r] - first - r * stride;
+        if (apart == 0) return (spaced){first, stride};
+    }
+    for (long r = 0; r < least(SPAN, count); r++) memcpy((char *)copy + r * bytes, rows[r], bytes);
+    return (spaced){copy, bytes};
+}
+
+// What is multiplied for up to 2 * SPAN rows and as many columns: `steps` registers for each SPAN of them.
+typedef struct {
+    spaced rows[2];
+    long row_step;  // bytes from one step to the next
+    const float *columns;
+    long stride, column_step;  // floats from one row of columns to the next, and from one step to the next
+    long steps;
+    int below, beside;  // whether there are more than SPAN rows, and columns
+} products;
+
+#if defined(__AMX_BF16__)
+INLINE int has_amx(void) { return 1; }
+
+// Whether all lanes are 1.
+INLINE int are_ones(vec a) { return _mm512_cmp_ps_mask(a, vec_all(1.0f), _CMP_NEQ_UQ) == 0; }
+
+// Registers for tiles of queries: 0 to 3 hold sums, 4 and 5 rows, 6 and 7 columns.
+INLINE void shape_for_tiles(void) {
+    shapes s = {.palette = 1};
+    for (int i = 0; i < 8; i++) s.rows[i] = SPAN, s.row_bytes[i] = 64;
+    set_shapes(&s);
+}
+
+// Registers for rows of their own, with so many heads: 0 holds scores of SPAN keys for QUAD heads, 1 keys, or values of
+// SPAN dimensions, 2 words of queries, 3 weights, and 4 to 7 sums of values.
+INLINE void shape_for_heads(long heads) {
+    shapes s = {.palette = 1};
+    for (int i = 0; i < 8; i++) s.rows[i] = i < 3 ? SPAN : (uint8_t)heads, s.row_bytes[i] = i == 0 || i == 2 ? QUAD * 4 : 64;
+    set_shapes(&s);
+}
+
+INLINE void release_registers(void) { _tile_release(); }  // or each switch to another process would save them
+
+// Adds products to sums [row][column], or to zeros.
+INLINE void multiply(const products *p, float *sums, int fresh) {
+    const long bytes = p->stride * 4;
+    float *lower = sums + SPAN * p->stride;
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, bytes);
+        if (p->beside) _tile_loadd(1, sums + SPAN, bytes);
+        if (p->below) _tile_loadd(2, lower, bytes);
+        if (p->below && p->beside) _tile_loadd(3, lower + SPAN, bytes);
+    }
+    for (long i = 0; i < p->steps; i++) {
+        const float *columns = p->columns + i * p->column_step;
+        _tile_loadd(4, p->rows[0].first + i * p->row_step, p->rows[0].stride);
+        _tile_loadd(6, columns, bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if (p->below) {
+            _tile_loadd(5, p->rows[1].first + i * p->row_step, p->rows[1].stride);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if (!p->beside) continue;
+        _tile_loadd(7, columns + SPAN, bytes);
+        _tile_dpbf16ps(1, 4, 7);
+        if (p->below) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, bytes);
+    if (p->beside) _tile_stored(1, sums + SPAN, bytes);
+    if (p->below) _tile_stored(2, lower, bytes);
+    if (p->below && p->beside) _tile_stored(3, lower + SPAN, bytes);
+}
+
+// Computes the scores [key][QUAD] of SPAN keys.
+INLINE void multiply_keys(spaced keys, const float *queries, long words, float *scores) {
+    _tile_zero(0);
+    for (long i = 0; i < words; i += SPAN) {
+        _tile_loadd(1, keys.first + i * 4, keys.stride);
+        _tile_loadd(2, queries + i * QUAD, QUAD * 4);
+        _tile_dpbf16ps(0, 1, 2);
+    }
+    _tile_stored(0, scores, QUAD * 4);
+}
+
+// Goes on with the sums [head][SPAN] of up to four SPANs of dimensions. weights: [head], words `stride` bytes apart;
+// values: for each step [SPAN of dimensions][word of keys][dimension].
+INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans, int fresh,
+                            float sums[][SPAN * SPAN]) {
+#define EACH_SPAN(what) what(4, 0) if (spans > 1) { what(5, 1) } if (spans > 2) { what(6, 2) what(7, 3) }
+#define BEGIN(number, i) if (fresh) _tile_zero(number); else _tile_loadd(number, sums[i], SPAN * 4);
+#define STEP(number, i) _tile_loadd(1, values + (i) * SPAN * SPAN, SPAN * 4); _tile_dpbf16ps(number, 3, 1);
+#define END(number, i) _tile_stored(number, sums[i], SPAN * 4);
+    EACH_SPAN(BEGIN)
+    for (; steps > 0; steps--, weights += SPAN, values += spans * SPAN * SPAN) {
+        _tile_loadd(3, weights, stride);
+        EACH_SPAN(STEP)
+    }
+    EACH_SPAN(END)
+#undef EACH_SPAN
+#undef BEGIN
+#undef STEP
+#undef END
+}
+#else  // never called, but the code that calls them must compile
+INLINE int has_amx(void) { return 0; }
+INLINE int are_ones(vec a) { return (void)a, 0; }
+INLINE void shape_for_tiles(void) {}
+INLINE void shape_for_heads(long heads) { (void)heads; }
+INLINE void release_registers(void) {}
+INLINE void multiply(const products *p, float *sums, int fresh) { (void)p, (void)sums, (void)fresh; }
+INLINE void multiply_keys(spaced keys, const float *queries, long words, float *scores) {
+    (void)keys, (void)queries, (void)words, (void)scores;
+}
+INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans, int fresh,
+                            float sums[][SPAN * SPAN]) {
+    (void)weights, (void)stride, (void)values, (void)steps, (void)spans, (void)fresh, (void)sums;
+}
+#endif

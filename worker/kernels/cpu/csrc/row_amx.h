@@ -1,0 +1,103 @@
+// Scores and values of rows of their own by AMX.
+#pragma once
+
+#include "row_memory.h"
+
+// Transposes [key][QUAD] of SPAN keys.
+INLINE void transpose_quad(vec v[QUAD]) {
+#if LANES == 16
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+    vec a = _mm512_permutex2var_ps(v[0], first, v[1]), b = _mm512_permutex2var_ps(v[2], first, v[3]);
+    vec c = _mm512_permutex2var_ps(v[0], second, v[1]), d = _mm512_permutex2var_ps(v[2], second, v[3]);
+    v[0] = _mm512_shuffle_f32x4(a, b, 0x44), v[1] = _mm512_shuffle_f32x4(a, b, 0xee);
+    v[2] = _mm512_shuffle_f32x4(c, d, 0x44), v[3] = _mm512_shuffle_f32x4(c, d, 0xee);
+#else
+    (void)v;
+#endif
+}
+
+// Computes the scores of a span, as `score_keys` does.
+INLINE void score_keys_by_amx(row_memory *m, scoring s, long head, long last, span k) {
+    char copy[SPAN * MAX_DIM * 2] __attribute__((aligned(64)));
+    float scores[SPAN * QUAD] __attribute__((aligned(64)));
+    row_stream f = m->stream;
+    for (long key = 0; key < k.count; key += SPAN) {
+        spaced keys = spaced_rows(m->rows + key, k.count - key, s.dim * 2, copy);
+        for (long i = 0; i < SPAN * s.dim * 2; i += 64) fetch_line(&f);
+        for (long h = head / QUAD * QUAD; h < last; h += QUAD) {
+            multiply_keys(keys, m->queries + h * words_of(s), words_of(s), scores);
+            vec of[QUAD];
+            for (int i = 0; i < QUAD; i++) of[i] = vec_load(scores + i * LANES, FLOAT32);
+            transpose_quad(of);
+            for (int i = 0; i < QUAD; i++) vec_store(m->scores + (h + i) * CHUNK + k.first + key, of[i], FLOAT32);
+        }
+    }
+    m->stream = f;
+}
+
+// Lays 2 * SPAN dimensions of DEPTH keys as [SPAN of dimensions][word of keys][dimension], in the order of
+// `pairs_load2`; those of keys from `count` on are zeros.
+INLINE void lay_values(const void *const *rows, long count, long dim, float *to) {
+    static const bf16 zeros[DEPTH];
+    for (long key = 0; key < DEPTH; key += 2, to += SPAN) {
+        vec pair[2];
+        pairs_load2(pair, key < count ? at(rows[key], dim, BFLOAT16) : zeros,
+                    key + 1 < count ? at(rows[key + 1], dim, BFLOAT16) : zeros);
+        vec_store(to, pair[0], FLOAT32), vec_store(to + SPAN * SPAN, pair[1], FLOAT32);
+    }
+}
+
+// A block of values, and the heads that it is weighted for.
+typedef struct {
+    const void *const *rows;
+    const float *weights;  // of the first head
+    const float *decays;   // [head], CHUNK / KEYS apart
+    long keys, heads;
+    int fresh;
+} weighted;
+
+// Goes on with the sums of `spans` SPANs of dimensions.
+INLINE void value_spans(const weighted *w, long dim, const int spans, float *part, long stride) {
+    float values[KEYS / DEPTH * 4 * SPAN * SPAN] __attribute__((aligned(64)));
+    float sums[4][SPAN * SPAN] __attribute__((aligned(64)));
+    long steps = ceil_div(w->keys, DEPTH);
+    for (long i = 0; i < steps; i++)
+        for (int j = 0; j < spans; j += 2)
+            lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim + j * SPAN, values + (i * spans + j) * SPAN * SPAN);
+    for (long h = 0; h < w->heads && !w->fresh; h++)
+        for (int j = 0; j < spans; j++) {
+            vec before = vec_load(part + h * stride + j * SPAN, FLOAT32);
+            vec_store(sums[j] + h * SPAN, vec_mul(before, vec_all(w->decays[h * (CHUNK / KEYS)])), FLOAT32);
+        }
+    multiply_values(w->weights, CHUNK * 4, values, steps, spans, w->fresh, sums);
+    for (long h = 0; h < w->heads; h++)
+        for (int j = 0; j < spans; j++) vec_store(part + h * stride + j * SPAN, vec_load(sums[j] + h * SPAN, FLOAT32), FLOAT32);
+}
+
+// Puts the sums of a head into the order of dimensions.
+INLINE void order_part(float *part, scoring s) {
+    for (long dim = 0; dim < s.dim; dim += 2 * SPAN) {
+        vec both[2] = {vec_load(part + dim, FLOAT32), vec_load(part + dim + SPAN, FLOAT32)};
+        pairs_order2(both);
+        vec_store(part + dim, both[0], FLOAT32), vec_store(part + dim + SPAN, both[1], FLOAT32);
+    }
+}
+
+// Adds the values of a span, as `value_keys` does.
+INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long head, long last, int fetch, float *parts) {
+    const long size = part_size(s), stop = k.first + k.count;
+    for (long key = k.first, next; key < stop; key = next) {
+        next = least(stop, (key / KEYS + 1) * KEYS);
+        for (long line = 0; fetch && line < (next - key) * s.dim * 2; line += 64) fetch_line(&m->stream);
+        for (long h = head; h < last; h += SPAN) {
+            weighted w = {m->values + key - k.first, m->scores + h * CHUNK + key, m->decays + h * (CHUNK / KEYS) + key / KEYS,
+                          next - key, least(SPAN, last - h), key == k.first};
+            float *part = parts + h * size + 2;
+            long dim = 0;
+            for (; dim + 4 * SPAN <= s.dim; dim += 4 * SPAN) value_spans(&w, dim, 4, part + dim, size);
+            for (; dim < s.dim; dim += 2 * SPAN) value_spans(&w, dim, 2, part + dim, size);
+        }
+    }
+    for (long h = head; h < last; h++) order_part(parts + h * size + 2, s);
+}
