@@ -25,6 +25,8 @@ from models.weight_coding import E2M1, E4M3, IQ4, NF4, WHOLE
 
 HEAD_DIM = 40
 """The width of heads with which a CPU's kernels are compared: no multiple of a vector."""
+_WIDE = 64
+"""The width of heads that registers of AMX divide."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
@@ -171,6 +173,8 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         Case("gated", (values(5, 70) * 5, "clamped")),
         *_head_cases((q, k, v, kv, step), cos_sin, (values(dim), values(dim), values(dim))),
         *_attention_cases((q, kv, step), values(q.shape[1]).float()),
+        Case("attention", (values(10, 6, _WIDE), values(2, 9, 2, 4, _WIDE), step), {"scale": 0.2}),
+        Case("encoder_attention", (*[values(10, 6, _WIDE) for _ in range(3)], step), {"scale": 0.2}),
         *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
         Case("mean", (x,)),

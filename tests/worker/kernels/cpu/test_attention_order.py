@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from equal_bits import assert_same_bits
-from kernel_levels import table_of, use_threads
+from kernel_levels import NAMES, table_of, use_threads
 from paged import make_cache, make_step, rows_of, unfit
 from torch import Tensor
 
@@ -165,6 +165,17 @@ def test_zeros_and_large_scores_have_the_same_bits_in_any_row(
         prompt.q *= factor
         prompt.kv[1, :, :, :, ::2] = -0.0
         assert_same_bits(prompt.rows(cut(600, 1)), prompt.rows([0, 600]))
+
+
+@pytest.mark.skipif("amx" not in NAMES, reason="this processor has no AMX")
+@pytest.mark.parametrize("new", [1, 4])
+def test_amx_adds_even_and_odd_keys_apart(new: int) -> None:
+    """In the order of keys the first 1 would be lost beside 2^24, however many new tokens a row has."""
+    step = make_step([new], [4], 16)
+    kv = torch.zeros(2, 1, 1, 16, 64, dtype=torch.bfloat16)
+    kv[1, 0, 0, :4] = torch.tensor([2.0**24, 1, -(2.0**24), 1])[:, None]
+    out = table_of("amx")["attention"](torch.zeros(new, 3, 64, dtype=torch.bfloat16), kv, step, scale=1.0)
+    assert (out[-1] == (1 + 1) / 4).all()
 
 
 def test_a_row_reads_nothing_before_its_window(level: str) -> None:

@@ -31,7 +31,8 @@ typedef struct {
     long window;  // 0: none
     long lowest;  // the first position that is seen; a token before it sees itself alone
     scoring scoring;
-    const unit *units;
+    const unit *units;  // first those of tiles, which are all computed for one head before the next: keys that they
+    long tiles;         // share stay in the cache of a core
     int *together;  // [rows]: how many rows are computed with a row of one new token that is the last of them
     // If the chunks of a row are units of their own:
     long chunks;   // the most chunks of a row
@@ -209,16 +210,24 @@ INLINE void shape_for(const paged *p, const unit *u, long *shaped) {
     else shape_for_tiles();
 }
 
+// The unit and the head of number i.
+INLINE const unit *unit_of(const paged *p, long i, long *head) {
+    long of_tiles = p->tiles * p->kv_heads;
+    *head = i < of_tiles ? i / p->tiles : (i - of_tiles) % p->kv_heads;
+    return p->units + (i < of_tiles ? i % p->tiles : p->tiles + (i - of_tiles) / p->kv_heads);
+}
+
 INLINE void do_units(const paged *p, long first, long last, kind k) {
     scoring s = p->scoring;
     s.kind = k;
     if (k != INT8) s.outer = k;
     long shaped = -1;  // heads of their own that registers were set up for; 0: tiles; -1: nothing
     for (long i = first; i < last; i++) {
-        const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
+        long head, other;
+        const unit *u = unit_of(p, i, &head), *next = i + 1 < last ? unit_of(p, i + 1, &other) : NULL;
         if (by_amx(s)) shape_for(p, u, &shaped);
-        if (is_single(p, u->row)) attend_rows(p, s, u, i % p->kv_heads, next);
-        else attend_tile(p, s, u, i % p->kv_heads);
+        if (is_single(p, u->row)) attend_rows(p, s, u, head, next);
+        else attend_tile(p, s, u, head);
     }
     if (by_amx(s)) release_registers();
 }
@@ -285,17 +294,22 @@ enum {
 static const work works[] = {[FLOAT32] = do_float32, [BFLOAT16] = do_bfloat16, [INT8] = do_int8};
 
 static void run(paged *p, int split, unit *units, unit *sorted) {
-    long n = 0, cost = 0;
-    for (long row = 0; row < p->rows; row++) {
+    long n = 0, cost = 0, most = 0;
+    for (long row = 0; row < p->rows; row++)
         if (!is_single(p, row)) n += tile_units(p, row, units + n);
-        else if (p->together[row]) n += row_units(p, row, units + n, split);
+    p->tiles = n;
+    for (long row = 0; row < p->rows; row++)
+        if (p->together[row]) n += row_units(p, row, units + n, split);
+    for (long i = 0; i < n; i++) {
+        cost += units[i].cost;
+        if (units[i].cost > most) most = units[i].cost;
     }
-    for (long i = 0; i < n; i++) cost += units[i].cost;
-    longest_first(sorted, units, n);
+    longest_first(sorted, units, p->tiles);
+    longest_first(sorted + p->tiles, units + p->tiles, n - p->tiles);
     p->units = sorted;
     long all = n * p->kv_heads, grain = 1;
     if (cost * p->kv_heads < SMALL) grain = all;
-    else if (sorted->cost > 0) grain += cost * p->kv_heads / (sorted->cost * threads * SHARES);
+    else if (most > 0) grain += cost * p->kv_heads / (most * threads * SHARES);
     spread(all, grain, works[p->scoring.kind], p);
 }
 

@@ -47,9 +47,6 @@ typedef struct {
 #if defined(__AMX_BF16__)
 INLINE int has_amx(void) { return 1; }
 
-// Whether all lanes are 1.
-INLINE int are_ones(vec a) { return _mm512_cmp_ps_mask(a, vec_all(1.0f), _CMP_NEQ_UQ) == 0; }
-
 // Registers for tiles of queries: 0 to 3 hold sums, 4 and 5 rows, 6 and 7 columns.
 INLINE void shape_for_tiles(void) {
     shapes s = {.palette = 1};
@@ -67,21 +64,14 @@ INLINE void shape_for_heads(long heads) {
 
 INLINE void release_registers(void) { _tile_release(); }  // or each switch to another process would save them
 
-// Adds products to sums [row][column], or to zeros.
-INLINE void multiply(const products *p, float *sums, int fresh) {
+// Computes sums [row][column].
+INLINE void multiply(const products *p, float *sums) {
     const long bytes = p->stride * 4;
     float *lower = sums + SPAN * p->stride;
-    if (fresh) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, sums, bytes);
-        if (p->beside) _tile_loadd(1, sums + SPAN, bytes);
-        if (p->below) _tile_loadd(2, lower, bytes);
-        if (p->below && p->beside) _tile_loadd(3, lower + SPAN, bytes);
-    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (long i = 0; i < p->steps; i++) {
         const float *columns = p->columns + i * p->column_step;
         _tile_loadd(4, p->rows[0].first + i * p->row_step, p->rows[0].stride);
@@ -113,12 +103,12 @@ INLINE void multiply_keys(spaced keys, const float *queries, long words, float *
     _tile_stored(0, scores, QUAD * 4);
 }
 
-// Goes on with the sums [head][SPAN] of up to four SPANs of dimensions. weights: [head], words `stride` bytes apart;
-// values: for each step [SPAN of dimensions][word of keys][dimension].
-INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans, int fresh,
+// Computes sums [head][SPAN] of up to four SPANs of dimensions. weights: [head], words `stride` bytes apart; values: for
+// each step [SPAN of dimensions][word of keys][dimension].
+INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
                             float sums[][SPAN * SPAN]) {
-#define EACH_SPAN(what) what(4, 0) if (spans > 1) { what(5, 1) } if (spans > 2) { what(6, 2) what(7, 3) }
-#define BEGIN(number, i) if (fresh) _tile_zero(number); else _tile_loadd(number, sums[i], SPAN * 4);
+#define EACH_SPAN(what) what(4, 0) what(5, 1) if (spans > 2) { what(6, 2) what(7, 3) }
+#define BEGIN(number, i) _tile_zero(number);
 #define STEP(number, i) _tile_loadd(1, values + (i) * SPAN * SPAN, SPAN * 4); _tile_dpbf16ps(number, 3, 1);
 #define END(number, i) _tile_stored(number, sums[i], SPAN * 4);
     EACH_SPAN(BEGIN)
@@ -134,16 +124,15 @@ INLINE void multiply_values(const float *weights, long stride, const float *valu
 }
 #else  // never called, but the code that calls them must compile
 INLINE int has_amx(void) { return 0; }
-INLINE int are_ones(vec a) { return (void)a, 0; }
 INLINE void shape_for_tiles(void) {}
 INLINE void shape_for_heads(long heads) { (void)heads; }
 INLINE void release_registers(void) {}
-INLINE void multiply(const products *p, float *sums, int fresh) { (void)p, (void)sums, (void)fresh; }
+INLINE void multiply(const products *p, float *sums) { (void)p, (void)sums; }
 INLINE void multiply_keys(spaced keys, const float *queries, long words, float *scores) {
     (void)keys, (void)queries, (void)words, (void)scores;
 }
-INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans, int fresh,
+INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
                             float sums[][SPAN * SPAN]) {
-    (void)weights, (void)stride, (void)values, (void)steps, (void)spans, (void)fresh, (void)sums;
+    (void)weights, (void)stride, (void)values, (void)steps, (void)spans, (void)sums;
 }
 #endif

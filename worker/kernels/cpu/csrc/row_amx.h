@@ -17,34 +17,51 @@ INLINE void transpose_quad(vec v[QUAD]) {
 #endif
 }
 
+// Prefetches the next row into the second-level cache.
+INLINE void fetch_row(row_stream *f) {
+    if (f->row >= f->last) return;
+    const char *row = *f->row++;
+    for (long i = 0; i < f->bytes; i += 64) _mm_prefetch(row + i, _MM_HINT_T1);
+}
+
 // Computes the scores of a span, as `score_keys` does.
 INLINE void score_keys_by_amx(row_memory *m, scoring s, long head, long last, span k) {
     char copy[SPAN * MAX_DIM * 2] __attribute__((aligned(64)));
-    float scores[SPAN * QUAD] __attribute__((aligned(64)));
+    const long words = words_of(s), first = head / QUAD * QUAD;
     row_stream f = m->stream;
     for (long key = 0; key < k.count; key += SPAN) {
         spaced keys = spaced_rows(m->rows + key, k.count - key, s.dim * 2, copy);
-        for (long i = 0; i < SPAN * s.dim * 2; i += 64) fetch_line(&f);
-        for (long h = head / QUAD * QUAD; h < last; h += QUAD) {
-            multiply_keys(keys, m->queries + h * words_of(s), words_of(s), scores);
-            vec of[QUAD];
-            for (int i = 0; i < QUAD; i++) of[i] = vec_load(scores + i * LANES, FLOAT32);
-            transpose_quad(of);
-            for (int i = 0; i < QUAD; i++) vec_store(m->scores + (h + i) * CHUNK + k.first + key, of[i], FLOAT32);
-        }
+        for (long h = first; h < last; h += QUAD)
+            multiply_keys(keys, m->queries + h * words, words, m->scores + h * CHUNK + (k.first + key) * QUAD);
+        for (int i = 0; i < SPAN; i++) fetch_row(&f);
     }
     m->stream = f;
+    // Not before: what is stored row by row cannot be loaded at once.
+    for (long h = first; h < last; h += QUAD) {
+        vec of[CHUNK / SPAN][QUAD];
+        float *scores = m->scores + h * CHUNK;
+        for (long key = 0; key < k.count; key += SPAN) {
+            for (int i = 0; i < QUAD; i++) of[key / SPAN][i] = vec_load(scores + (k.first + key + i * QUAD) * QUAD, FLOAT32);
+            transpose_quad(of[key / SPAN]);
+        }
+        for (long key = 0; key < k.count; key += SPAN)
+            for (int i = 0; i < QUAD; i++) vec_store(scores + i * CHUNK + k.first + key, of[key / SPAN][i], FLOAT32);
+    }
 }
 
-// Lays 2 * SPAN dimensions of DEPTH keys as [SPAN of dimensions][word of keys][dimension], in the order of
+// Lays SPANs of dimensions of DEPTH keys as [SPAN of dimensions][word of keys][dimension], in the order of
 // `pairs_load2`; those of keys from `count` on are zeros.
-INLINE void lay_values(const void *const *rows, long count, long dim, float *to) {
+INLINE void lay_values(const void *const *rows, long count, long dim, const int spans, row_stream *f, float *to) {
     static const bf16 zeros[DEPTH];
     for (long key = 0; key < DEPTH; key += 2, to += SPAN) {
-        vec pair[2];
-        pairs_load2(pair, key < count ? at(rows[key], dim, BFLOAT16) : zeros,
-                    key + 1 < count ? at(rows[key + 1], dim, BFLOAT16) : zeros);
-        vec_store(to, pair[0], FLOAT32), vec_store(to + SPAN * SPAN, pair[1], FLOAT32);
+        for (int j = 0; j < spans; j += 2) {
+            const void *even = key < count ? at(rows[key], dim + j * SPAN, BFLOAT16) : zeros;
+            const void *odd = key + 1 < count ? at(rows[key + 1], dim + j * SPAN, BFLOAT16) : zeros;
+            vec pair[2];
+            pairs_load2(pair, even, odd);
+            vec_store(to + j * SPAN * SPAN, pair[0], FLOAT32), vec_store(to + (j + 1) * SPAN * SPAN, pair[1], FLOAT32);
+        }
+        if (f) fetch_row(f), fetch_row(f);
     }
 }
 
@@ -55,6 +72,7 @@ typedef struct {
     const float *decays;   // [head], CHUNK / KEYS apart
     long keys, heads;
     int fresh;
+    row_stream *stream;    // NULL: nothing is prefetched
 } weighted;
 
 // Goes on with the sums of `spans` SPANs of dimensions.
@@ -63,16 +81,14 @@ INLINE void value_spans(const weighted *w, long dim, const int spans, float *par
     float sums[4][SPAN * SPAN] __attribute__((aligned(64)));
     long steps = ceil_div(w->keys, DEPTH);
     for (long i = 0; i < steps; i++)
-        for (int j = 0; j < spans; j += 2)
-            lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim + j * SPAN, values + (i * spans + j) * SPAN * SPAN);
-    for (long h = 0; h < w->heads && !w->fresh; h++)
+        lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim, spans, dim == 0 ? w->stream : NULL,
+                   values + i * spans * SPAN * SPAN);
+    multiply_values(w->weights, CHUNK * 4, values, steps, spans, sums);
+    for (long h = 0; h < w->heads; h++, part += stride)
         for (int j = 0; j < spans; j++) {
-            vec before = vec_load(part + h * stride + j * SPAN, FLOAT32);
-            vec_store(sums[j] + h * SPAN, vec_mul(before, vec_all(w->decays[h * (CHUNK / KEYS)])), FLOAT32);
+            vec sum = vec_load(sums[j] + h * SPAN, FLOAT32), decay = vec_all(w->decays[h * (CHUNK / KEYS)]);
+            vec_store(part + j * SPAN, w->fresh ? sum : vec_fma(vec_load(part + j * SPAN, FLOAT32), decay, sum), FLOAT32);
         }
-    multiply_values(w->weights, CHUNK * 4, values, steps, spans, w->fresh, sums);
-    for (long h = 0; h < w->heads; h++)
-        for (int j = 0; j < spans; j++) vec_store(part + h * stride + j * SPAN, vec_load(sums[j] + h * SPAN, FLOAT32), FLOAT32);
 }
 
 // Puts the sums of a head into the order of dimensions.
@@ -89,10 +105,9 @@ INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long head, long 
     const long size = part_size(s), stop = k.first + k.count;
     for (long key = k.first, next; key < stop; key = next) {
         next = least(stop, (key / KEYS + 1) * KEYS);
-        for (long line = 0; fetch && line < (next - key) * s.dim * 2; line += 64) fetch_line(&m->stream);
         for (long h = head; h < last; h += SPAN) {
             weighted w = {m->values + key - k.first, m->scores + h * CHUNK + key, m->decays + h * (CHUNK / KEYS) + key / KEYS,
-                          next - key, least(SPAN, last - h), key == k.first};
+                          next - key, least(SPAN, last - h), key == k.first, fetch && h == head ? &m->stream : NULL};
             float *part = parts + h * size + 2;
             long dim = 0;
             for (; dim + 4 * SPAN <= s.dim; dim += 4 * SPAN) value_spans(&w, dim, 4, part + dim, size);
