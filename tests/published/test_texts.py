@@ -113,6 +113,21 @@ def test_a_long_prompt_is_read_as_transformers_reads_it(model: Published, exact:
     assert differences.max() < 2e-2 and differences.mean() < 1e-3
 
 
+def test_a_stream_is_the_whole_answer_in_pieces(exact: LLM) -> None:
+    whole = {
+        id: output.outputs[0] for id, output in zip("012", exact.generate(PROMPTS[:3], GREEDY), strict=True)
+    }
+    for id in whole:
+        exact.llm_engine.add_request(id, PROMPTS[int(id)], GREEDY)
+    told = list[RequestOutput]()
+    while exact.llm_engine.has_unfinished_requests():
+        told += exact.llm_engine.step()
+    for id, answer in whole.items():
+        pieces = [each.outputs[0] for each in told if each.request_id == id]
+        assert len(pieces) > 60 and (pieces[-1].text, pieces[-1].token_ids) == (answer.text, answer.token_ids)
+        assert all(answer.text.startswith(piece.text) for piece in pieces)
+
+
 def test_chats_are_written_by_the_template_of_the_file(model: Published, exact: LLM) -> None:
     if model.tokenizer.chat_template is None:
         pytest.skip("a base model has no chat template")

@@ -12,11 +12,8 @@ import numpy as np
 import published
 import pytest
 import torch
-import transformers
 
 from facet import LLM
-from models.ctranslate2.folder import make_folder
-from models.ctranslate2.tensors import open_ctranslate2
 
 RATE = 16_000
 _RETRIEVAL, _UTF8 = 1, 1
@@ -86,24 +83,8 @@ def speech(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Speech(folder, llm, sounds)
 
 
-def reference(speech: Speech, tmp_path: Path) -> tuple[Any, Any, Any]:
-    """transformers' model, features and tokenizer of the same files."""
-    made = make_folder(speech.folder, tmp_path)
-    model: Any = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig.from_pretrained(made)
-    )
-    weights = {
-        name: each.read(None).float() for name, each in open_ctranslate2(made / "model.bin").tensors.items()
-    }
-    assert model.load_state_dict(weights, strict=False).missing_keys == ["proj_out.weight"]
-    model.tie_weights()
-    model.generation_config = transformers.GenerationConfig.from_pretrained(made)
-    features = transformers.WhisperFeatureExtractor.from_pretrained(made)
-    return model.eval(), features, transformers.PreTrainedTokenizerFast.from_pretrained(made)
-
-
 def test_transcripts_are_those_of_transformers_and_what_was_said(speech: Speech, tmp_path: Path) -> None:
-    model, features, tokenizer = reference(speech, tmp_path)
+    model, features, tokenizer = published.transformers_whisper(speech.folder, tmp_path)
     language = {"language": "en", "task": "transcribe"} if model.generation_config.is_multilingual else {}
     rows = features(speech.sounds, sampling_rate=RATE, return_tensors="pt").input_features
     with torch.inference_mode():

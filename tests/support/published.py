@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.checkpoint.hub import HubError, resolve
+from models.ctranslate2.folder import make_folder
+from models.ctranslate2.tensors import open_ctranslate2
 
 
 def in_package(place: str) -> Path:
@@ -49,3 +52,22 @@ def whisper_base(folder: Path) -> Path:
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_bytes(in_package(f"{package}1/data/{name}").read_bytes())
     return folder
+
+
+def transformers_whisper(folder: Path, cache: Path) -> tuple[Any, Any, Any]:
+    """transformers' model of a Whisper in the format of CTranslate2, widened to float32, with its features
+    and its tokenizer. `cache`: a folder for what is made of the files."""
+    import transformers  # which takes seconds, and tests of the terminal need only the rest of this file
+
+    made = make_folder(folder, cache)
+    model: Any = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig.from_pretrained(made)
+    )
+    weights = {
+        name: each.read(None).float() for name, each in open_ctranslate2(made / "model.bin").tensors.items()
+    }
+    assert model.load_state_dict(weights, strict=False).missing_keys == ["proj_out.weight"]
+    model.tie_weights()
+    model.generation_config = transformers.GenerationConfig.from_pretrained(made)
+    features = transformers.WhisperFeatureExtractor.from_pretrained(made)
+    return model.eval(), features, transformers.PreTrainedTokenizerFast.from_pretrained(made)

@@ -15,11 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from models import ops
 from models.fingerprint import digest_weights
+from worker.buffers import Buffer
 from worker.kernels.compare_with_reference import HEAD_DIM, cases_by_type
 from worker.kernels.cpu import operations as cpu_operations
 from worker.proof.messages import Computed, OperationCheck, Proof, ProofOrder
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
+from worker.protocol import EncodeSource, NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
+from worker.tasks import samples
 
 _FIRST_STEP = 1 << 20
 """A number beyond those of the steps that a runner takes when it starts."""
@@ -40,17 +42,14 @@ def prove(order: ProofOrder) -> Proof:
     hook = register_module_forward_hook(note)  # a model that is observed is not replayed
     try:
         with _opened(order) as runner:
-            for number, prompt in enumerate(order.prompts):
+            for number in range(len(order.prompts)):
                 noted.clear()
-                _first(runner, number, prompt, order.length)
+                _first(runner, order, number)
                 layers.append(list(noted))
     finally:
         hook.remove()
     with _opened(order) as runner:
-        computed = [
-            _compute(runner, number, prompt, order.length, layers[number])
-            for number, prompt in enumerate(order.prompts)
-        ]
+        computed = [_compute(runner, order, number, each) for number, each in enumerate(layers)]
         target = torch.device(runner.facts.device)
         operations = list(compare_operations(order.config.model.head_dim, target)) if order.operations else []
         config = order.config
@@ -74,9 +73,10 @@ def _opened(order: ProofOrder) -> Iterator[Runner]:
         runner.close()
 
 
-def _compute(runner: Runner, number: int, prompt: list[int], length: int, layers: list[bytes]) -> Computed:
-    output = _first(runner, number, prompt, length)
-    if "generate" not in runner.facts.tasks:
+def _compute(runner: Runner, order: ProofOrder, number: int, layers: list[bytes]) -> Computed:
+    prompt, length = order.prompts[number], order.length
+    output = _first(runner, order, number)
+    if not samples(runner.facts.tasks):
         pooled = [
             torch.frombuffer(bytearray(each.data), dtype=torch.float32) for each in output.pooled.values()
         ]
@@ -91,15 +91,18 @@ def _compute(runner: Runner, number: int, prompt: list[int], length: int, layers
     )
 
 
-def _first(runner: Runner, number: int, prompt: list[int], length: int) -> StepOutput:
+def _first(runner: Runner, order: ProofOrder, number: int) -> StepOutput:
     """Take the step that reads a prompt, whose sequence has the slot and the blocks of the one before."""
-    facts = runner.facts
-    generates = "generate" in facts.tasks
+    facts, prompt, length = runner.facts, order.prompts[number], order.length
+    generates = samples(facts.tasks)
     params = Sampling(length, temperature=0.0, logprobs=0) if generates else Pooling("embed")
     count = -(-(len(prompt) + length) // facts.block_size) * len(facts.windows) if facts.causal else 0
     seq = SeqStep(0, 0, len(prompt), list(range(count)), samples=generates, pools=not generates)
-    new = NewSeq(0, list(prompt), len(prompt), params)
-    return _take(runner, StepInput(_FIRST_STEP + number * length, [new], [seq]))
+    blocks = list(range(-(-facts.source_len // facts.block_size)))
+    heard = order.features[number : number + 1]
+    sources = [EncodeSource([], Buffer(each), facts.source_len, blocks) for each in heard]
+    new = NewSeq(0, list(prompt), len(prompt), params, source_blocks=blocks, source_len=facts.source_len)
+    return _take(runner, StepInput(_FIRST_STEP + number * length, [new], [seq], sources=sources))
 
 
 def _take(runner: Runner, step: StepInput) -> StepOutput:

@@ -14,6 +14,8 @@ class ProofOrder(msgspec.Struct, frozen=True):
     prompts: list[list[int]]
     length: int
     """The tokens of each answer, which are the likeliest ones."""
+    features: list[bytes] = []
+    """For models that transcribe, the features [bands, frames] in float32 of the sound of each prompt."""
     operations: bool = True
     """Whether the operations of this machine are compared with their reference, too."""
 

@@ -20,6 +20,7 @@ from models.checkpoint.hub import HubError
 from models.config import ConfigError, read_config
 from server.terminal.console import CommandError
 from server.terminal.proving.receipts import changes, difference, read_receipt, receipt_of, receipt_order
+from server.terminal.proving.sounds import features, sound
 from server.text.tokenizer_files import TokenizerFiles
 from worker.config import Place
 from worker.host.machine import cache_folder
@@ -31,7 +32,7 @@ _SECONDS = 600
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text, and what transformers computes of it."""
+    """A text, or a sound, and what transformers computes of it."""
 
     text: str
     ids: list[int]
@@ -40,6 +41,8 @@ class Prompt(msgspec.Struct, frozen=True):
     tokens: list[int] = []
     logprobs: list[float] = []
     vector: list[float] = []
+    pitch: int = 0
+    """The pitch in hertz of the sound that is transcribed; 0: there is none."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -63,12 +66,14 @@ def prove(name: str, path: Path, *, with_operations: bool = True) -> Iterator[Ch
     """Yields the checks of a model of which answers are stored in a file."""
     facts = msgspec.json.decode(path.read_bytes(), type=Facts)
     order = _order(name, WorkerOptions(dtype="float32"))
-    yield _check_tokens(name, Path(order.config.folder), facts.prompts)
+    bands = order.config.model.raw.get("num_mel_bins", 80)
+    heard = [features(sound(prompt.pitch), bands).tobytes() for prompt in facts.prompts if prompt.pitch]
+    if not heard:
+        yield _check_tokens(name, Path(order.config.folder), facts.prompts)
     length = max(1, *(len(prompt.tokens) for prompt in facts.prompts))
     prompts = [prompt.ids for prompt in facts.prompts]
-    proof = compute(
-        msgspec.structs.replace(order, prompts=prompts, length=length, operations=with_operations)
-    )
+    order = msgspec.structs.replace(order, prompts=prompts, length=length, features=heard)
+    proof = compute(msgspec.structs.replace(order, operations=with_operations))
     yield check_layers(name, facts, proof.computed)
     yield check_answers(name, facts, proof.computed)
     if with_operations:

@@ -39,7 +39,14 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 def receipt_order(order: ProofOrder) -> ProofOrder:
-    """The order with the prompts of receipts: tokens drawn from the vocabulary, the same ones each time."""
+    """The order with the prompts of receipts: tokens drawn from the vocabulary, the same ones each time.
+
+    Raises CommandError if the model answers about a source.
+    """
+    if order.config.model.raw.get("is_encoder_decoder"):
+        raise CommandError(
+            "receipts are of models that only read a text, and this one has an encoder for its source"
+        )
     drawn, vocab_size = random.Random(0), order.config.model.vocab_size
     prompts = [
         [drawn.randrange(vocab_size) for _ in range(drawn.randint(_SHORTEST, _LONGEST))]

@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine_core.config import EngineConfig
-from engine_core.resolve_checkpoint import make_worker_config
+from engine_core.resolve_checkpoint import find_checkpoint, make_worker_config
 from models.checkpoint.hub import DEMO
 from models.config import read_config
 from server.terminal.console import CommandError
 from server.terminal.proving import command
 from server.terminal.proving.checks import Check, Facts, check_answers, check_layers, check_operations
 from server.terminal.proving.receipts import Receipt, changes, difference, receipt_of
+from server.terminal.proving.sounds import features
+from server.terminal.proving.sounds import sound as sung
 from worker.kernels.cpu import operations
 from worker.options import WorkerOptions
 from worker.proof import compute
@@ -139,6 +141,26 @@ def test_a_fault_of_an_encoder_is_named(number: int, tmp_path: Path) -> None:
     assert_named(
         "minilm", damaged(published.short_named("minilm"), tmp_path / "minilm", fault), named, "weights"
     )
+
+
+def test_what_whisper_hears_is_compared_from_its_first_layer_on() -> None:
+    """The second sound is a little louder in its higher bands than that of which answers are stored."""
+    facts = facts_of("whisper-tiny.en")
+    heard = [features(sung(prompt.pitch), 80) for prompt in facts.prompts[:2]]
+    heard[1][40:] *= 1.02
+    engine = EngineConfig(model="whisper-tiny.en", worker=WorkerOptions(dtype="float32", cpu_threads=1))
+    published.short_named("whisper-tiny.en")
+    folder = find_checkpoint(engine, lambda _: None)
+    order = msgspec.structs.replace(
+        order_of(folder, facts), prompts=[prompt.ids for prompt in facts.prompts[:2]]
+    )
+    computed = compute.prove(
+        msgspec.structs.replace(order, features=[each.tobytes() for each in heard])
+    ).computed
+    of_first, of_second = (msgspec.structs.replace(facts, prompts=[each]) for each in facts.prompts[:2])
+    assert check_layers("it", of_first, computed[:1]).is_right
+    assert check_answers("it", of_first, computed[:1]).is_right
+    assert "layer 0 is the first" in check_layers("it", of_second, computed[1:]).found
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))

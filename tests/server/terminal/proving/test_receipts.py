@@ -73,6 +73,14 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names == ["processor", "facet-serve", "torch", "transformers"]
 
 
+def test_models_with_sources_have_no_receipts() -> None:
+    order = order_of(DEMO)
+    model = msgspec.structs.replace(order.config.model, raw={"is_encoder_decoder": True})
+    changed = msgspec.structs.replace(order.config, model=model)
+    with pytest.raises(CommandError, match="an encoder for its source"):
+        receipt_order(msgspec.structs.replace(order, config=changed))
+
+
 def test_what_is_no_receipt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{}")
     with pytest.raises(CommandError, match="no receipt"):
