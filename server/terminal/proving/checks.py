@@ -31,7 +31,7 @@ from worker.proof.messages import Computed, Proof, ProofOrder
 _SECONDS = 600
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
     """A text, or a sound, and what transformers computes of it."""
 
     text: str
@@ -66,8 +66,7 @@ def prove(name: str, path: Path, *, with_operations: bool = True) -> Iterator[Ch
     """Yields the checks of a model of which answers are stored in a file."""
     facts = msgspec.json.decode(path.read_bytes(), type=Facts)
     order = _order(name, WorkerOptions(dtype="float32"))
-    bands = order.config.model.raw.get("num_mel_bins", 80)
-    heard = [features(sound(prompt.pitch), bands).tobytes() for prompt in facts.prompts if prompt.pitch]
+    heard = [features(sound(prompt.pitch)).tobytes() for prompt in facts.prompts if prompt.pitch]
     if not heard:
         yield _check_tokens(name, Path(order.config.folder), facts.prompts)
     length = max(1, *(len(prompt.tokens) for prompt in facts.prompts))

@@ -6,7 +6,7 @@ import numpy as np
 
 from models.media.whisper import RATE, LogMel, scaled
 
-_SECONDS = 3
+_SECONDS, _BANDS = 3, 80
 _FORMANTS = ((700.0, 1200.0), (300.0, 2300.0), (400.0, 800.0))
 """The loud frequencies of the vowels a, i and u, which follow each other."""
 
@@ -24,8 +24,8 @@ def sound(pitch: int) -> np.ndarray:
     return (0.2 * samples * breaths).astype(np.float32)
 
 
-def features(samples: np.ndarray, bands: int) -> np.ndarray:
-    """Whisper's features [bands, frames] of samples, with silence behind them."""
-    made = LogMel(bands)
+def features(samples: np.ndarray) -> np.ndarray:
+    """The features [bands, frames] of samples with silence behind them, for Whispers before large-v3."""
+    made = LogMel(_BANDS)
     rows = np.concatenate([*made.push(samples), *made.flush()])
     return scaled(rows, rows.max())
