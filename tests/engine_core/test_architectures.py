@@ -61,13 +61,12 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return hf_greedy(checkpoint, prompts(), OUTPUT)
 
 
-def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
-    sizes = {"max_num_seqs": 64, "max_token_gap_ms": 0}  # a step may hold all
-    texts, logprobs, engine = generate(checkpoint, prompts() * 4, **sizes)
-    assert texts == expected * 4
+def test_all_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
+    texts, logprobs, engine = generate(checkpoint, prompts(), max_num_seqs=16, max_token_gap_ms=0)
+    assert texts == expected
     assert len({tuple(text) for text in expected}) > 8, "the model says the same to everyone"
     assert engine.stats().prefix_hits == 0, "all came at once: nothing could have been cached"
-    for prompt, text, entries in list(zip(prompts(), texts, logprobs, strict=False))[:4]:
+    for prompt, text, entries in list(zip(prompts(), texts, logprobs, strict=True))[:4]:
         theirs = hf_logits(checkpoint, prompt + text).log_softmax(-1)
         for i, entry in enumerate(entries):
             wanted = theirs[len(prompt) - 1 + i, text[i]].item()
@@ -75,24 +74,14 @@ def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
             assert entry.rank == 1
 
 
-def number_of(checkpoint: Path) -> int:
-    """The architecture's place in the list, by which cases are divided among architectures."""
+def test_chunks_prefix_hits_and_preemptions(checkpoint: Path, expected: list[list[int]]) -> None:
+    """Preempted sequences find their own prefixes again, and go on behind them in chunks."""
     (architecture,) = json.loads((checkpoint / "config.json").read_text())["architectures"]
-    return ARCHITECTURES.index(architecture)
-
-
-def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]]) -> None:
-    budget = (1, 7)[number_of(checkpoint) % 2]
-    texts, _, engine = generate(checkpoint, prompts(), max_num_batched_tokens=budget, max_num_seqs=budget)
+    ahead = ARCHITECTURES.index(architecture) % 3  # which cases are divided among architectures
+    limits = {"num_gpu_blocks_override": 30, "max_num_seqs": 7, "max_num_batched_tokens": 7}
+    texts, _, engine = generate(checkpoint, prompts(), steps_ahead=ahead, **limits)
     assert texts == expected
-    assert engine.stats().prefix_hits > 0
-
-
-def test_preemption(checkpoint: Path, expected: list[list[int]]) -> None:
-    tight = {"num_gpu_blocks_override": 30, "max_num_seqs": 16, "steps_ahead": number_of(checkpoint) % 3}
-    texts, _, engine = generate(checkpoint, prompts(), enable_prefix_caching=False, **tight)
-    assert texts == expected
-    assert engine.stats().preemptions > 0
+    assert engine.stats().prefix_hits > 0 and engine.stats().preemptions > 0
 
 
 @pytest.mark.parametrize(

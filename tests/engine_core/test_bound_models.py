@@ -80,11 +80,6 @@ def test_planning_ahead_changes_no_bit(folder: Path, expected: Answers, steps_ah
     assert answers(folder, steps_ahead=steps_ahead, max_num_seqs=2) == expected
 
 
-@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_ranks_and_stages_are_told_the_same(folder: Path, expected: Answers, sizes: dict[str, int]) -> None:
-    assert answers(folder, **sizes) == expected
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"max_num_seqs": 2}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}],

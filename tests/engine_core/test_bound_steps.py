@@ -29,7 +29,7 @@ languages = st.one_of(
 prompts = st.lists(st.sampled_from([*range(1, 40), POISON]), min_size=1, max_size=12)
 
 
-@untimed(150)
+@untimed(60)
 @given(data=st.data())
 def test_every_bound_step_is_told_its_bounds_and_every_text_is_in_its_language(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:

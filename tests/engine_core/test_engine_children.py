@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from fake_worker import reference
-from started_engines import EngineEnds, Start, collect, first, soon, text, until
+from started_engines import EngineEnds, Start, collect, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.restarts import NoWatcher, keep_engines
@@ -47,20 +47,6 @@ async def test_a_start_that_hangs_ends_and_the_server_says_why(
 
 def working(client: EngineClient) -> list[int]:
     return [one.number for one in client.replicas if one.works]
-
-
-async def test_a_killed_replica_takes_nothing_with_it(start: Start) -> None:
-    engines, client = await start(replicas=2, max_num_seqs=2)
-    await soon(until(lambda: working(client) == [0, 1]))
-    streams = [client.submit([n], Sampling(max_tokens=60)) for n in range(20)]
-    await first(streams[0])
-    engines.engines[0].process.kill()
-    answers = await asyncio.gather(*map(collect, streams))
-    for n in range(1, 20):
-        assert text(answers[n]) == reference([n], 60)
-    rest = text(answers[0])
-    assert rest and rest == reference([0], 60)[-len(rest) :], "its first tokens were read before"
-    assert client.dead is None and working(client) == [1]
 
 
 async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_end_is_not(

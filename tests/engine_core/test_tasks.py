@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import driven
 import numpy as np
@@ -18,7 +17,7 @@ from engine_core.engine import Engine
 from engine_core.protocol import AddRequest, Failed, Pooled, Tokens
 from models.checkpoint.damage import FiniteCheck
 from models.config import ConfigError
-from worker.protocol import QUERY_GONE, Pooling, Sampling, Task, Vectors
+from worker.protocol import QUERY_GONE, Pooling, Sampling, Task
 from worker.steps.output import NOT_FINITE, NOT_FINITE_VALUES
 
 TEXTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 11, 12, 13, 7, 200, 4, 90, 31]]
@@ -124,32 +123,6 @@ def test_rows_of_steps_are_found_wherever_they_were_computed(llama: Path, start:
     for i, tokens in enumerate(TEXTS):
         tagged = [place for place, token in enumerate(tokens) if token == TAG]
         np.testing.assert_allclose(vectors(told[i]), normal(hidden(llama, tokens)[tagged]), atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["LAST", "MEAN"])
-def test_outputs_do_not_depend_on_chunks_or_hits(llama: Path, start: Start, mode: str) -> None:
-    fields: dict[str, Any] = {
-        "tasks": ALL_TASKS,
-        "runner": "generate",
-        "pooler_config": {"pooling_type": mode},
-    }
-    whole, chunked = start(llama, **fields), start(llama, max_num_batched_tokens=3, **fields)
-    asked: dict[str, Any] = {"outputs": ("token_embed",)}
-    [first] = run(whole, pool(1, TEXTS[2], **asked))[1]
-    assert isinstance(first, Pooled)
-    again = [
-        *run(whole, pool(2, TEXTS[2], **asked))[2],
-        *run(chunked, pool(3, TEXTS[2], **asked), pool(4, TEXTS[0]))[3],
-    ]
-    assert [one.vectors for one in again if isinstance(one, Pooled)] == [first.vectors] * 2
-    assert any(one.cached for one in again if isinstance(one, Pooled))
-    assert first.vectors.others["token_embed"] == first_vectors(whole, pool(5, TEXTS[2], "token_embed"))
-
-
-def first_vectors(engine: Engine, add: AddRequest) -> Vectors:
-    [only] = run(engine, add)[add.id]
-    assert isinstance(only, Pooled)
-    return only.vectors
 
 
 def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start) -> None:

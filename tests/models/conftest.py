@@ -2,7 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from kernel_levels import BY_TURNS, only_level
+from kernel_levels import NAMES, only_level
 from tiny import tiny_checkpoint
 
 from models import ops
@@ -22,9 +22,12 @@ def portable_kernels(reference: None) -> None:
     ops.use(torch_operations.TABLE)
 
 
-@pytest.fixture(params=[*BY_TURNS, "portable"])
+@pytest.fixture(params=[NAMES[0], "portable"])
 def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
-    """The operations that a worker may bind on a CPU."""
+    """The operations that a worker binds here, and those where there are no kernels.
+
+    tests/worker/kernels/cpu compares the kernels of all levels.
+    """
     if request.param == "portable":
         ops.use(torch_operations.TABLE)
         return

@@ -58,7 +58,6 @@ PARTS = {
     "models/gguf": 5,
     "published": 6,
     "models/lora": 5,
-    "models/ops/test_encoder_ops.py": 6,
     "models/parallel": 5,
     "models/quantization": 5,
     "models/towers": 4,

@@ -36,12 +36,6 @@ def following(*bounds: StepBounds) -> Callable[[], StepBounds]:
     return deque(bounds).popleft
 
 
-def test_bound_rows_sample_within_bounds_and_others_as_ever(runner: Runner) -> None:
-    free = runner.launch(read(1, bound=False)).result().tokens
-    assert runner.launch(read(2), following(StepBounds(2, {1: ONE}))).result().tokens == [free[0], 11]
-    assert runner.launch(read(3), following(StepBounds(3, {1: None}))).result().tokens == free
-
-
 @pytest.mark.parametrize(
     ("rows", "number"),
     [({}, 5), ({0: ONE}, 5), ({0: None, 1: ONE}, 5), ({1: ONE}, 6)],
@@ -65,35 +59,6 @@ def test_a_step_without_bound_rows_asks_for_nothing(runner: Runner) -> None:
     runner.launch(read(8, bound=False), following()).result()
     step = read(9)
     runner.launch(StepInput(9, step.new[:1], step.seqs[:1]), following()).result()
-
-
-def test_each_guess_samples_within_bounds_of_its_own(runner: Runner) -> None:
-    """Guesses within the bounds give the tokens, logprobs and texts that come one by one."""
-    params = Sampling(max_tokens=9, seed=3, logprobs=2, allowed_token_ids=tuple(range(5, 200)))
-    bounds = [None, *(bound_of(range(at, 300, 40), VOCAB_SIZE, "bits") for at in range(7)), None]
-    new = [NewSeq(0, PROMPT, 3, params), NewSeq(1, PROMPT, 3, params)]
-    first = [SeqStep(slot, 0, 3, [slot], True, bound=slot > 0) for slot in range(2)]
-    alone: list[int] = []
-    told: list[object] = []
-    for number in range(len(bounds)):
-        rows = [SeqStep(1, 2 + number, 1, [4 + number] * (number in (2, 6)), True, number, bound=True)]
-        step = StepInput(number + 1, [] if number else new, rows if number else first, fresh=not number)
-        output = runner.launch(step, following(StepBounds(step.number, {1: bounds[number]}))).result()
-        alone.append(output.tokens[-1])
-        told.append(output.logprobs[-1])
-    assert all(token % 40 == at for at, token in enumerate(alone[1:-1]))
-
-    step = StepInput(20, new, first, fresh=True)
-    runner.launch(step, following(StepBounds(20, {1: bounds[0]}))).result()
-    guesses = [*alone[1:5], (alone[5] + 1) % VOCAB_SIZE, 9]
-    rows = [
-        SeqStep(1, 3, 1, [6, 10], True, 1, bound=True, guesses=guesses),
-        SeqStep(0, 3, 1, [5], True, 1, guesses=[4]),
-    ]
-    behind = StepBounds(21, {1: bounds[1]}, {1: [*bounds[2:6], None, None]})
-    output = runner.launch(StepInput(21, [], rows), following(behind)).result()
-    assert [*output.held[1], output.tokens[0]] == alone[1:6]
-    assert [*output.held_logprobs[1], output.logprobs[0]] == told[1:6]
 
 
 def test_bounds_of_some_guesses_only_break_the_step(runner: Runner) -> None:

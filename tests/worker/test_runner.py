@@ -130,16 +130,6 @@ def sequences(params: Sampling, first_slot: int = 0) -> list[Live]:
     return [Live(prompt, params, first_slot + slot) for slot, prompt in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-@pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_greedy_equals_hugging_face(
-    runner: Runner, expected: list[list[int]], chunk: int, ahead: int
-) -> None:
-    live = sequences(greedy())
-    Engine(runner, chunk, ahead).run(live)
-    assert [each.output for each in live] == expected
-
-
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_options_that_look_back_see_tokens_in_flight(runner: Runner, ahead: int) -> None:
     """Penalties, bad words and draws are the same whether or not the host has seen the last tokens."""

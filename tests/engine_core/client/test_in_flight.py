@@ -12,7 +12,7 @@ from scripted_engine import READY, Connect, all_of, next_of
 from engine_core.client.in_flight import InFlight, Quarantine, Stream, can_go_on, take_back
 from engine_core.client.replica import Replica
 from engine_core.protocol import AddRequest, Failed, Outputs, Ready, Tokens
-from worker.protocol import Pooling, Sampling
+from worker.protocol import Sampling
 
 ASKED = AddRequest(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), sent=5.0)
 
@@ -27,12 +27,6 @@ async def in_flight(add: AddRequest = ASKED) -> InFlight:
     one = InFlight(add, Stream(add.id, asyncio.get_running_loop()))
     one.assign(working(), 3)
     return one
-
-
-async def test_what_had_not_begun_is_asked_for_again_as_it_was() -> None:
-    one = await in_flight()
-    take_back(one)
-    assert one.add == ASKED and one.replica is None
 
 
 async def test_what_had_begun_goes_on_behind_its_tokens_and_tells_nothing_twice() -> None:
@@ -145,13 +139,6 @@ async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(connect: Co
     again.send(Outputs([Failed(stream.id, 400, "prompt and max_tokens need 9 blocks")]))
     [failed] = await all_of(stream)
     assert isinstance(failed, Failed) and failed.code == 503
-
-
-async def test_a_text_to_pool_starts_over() -> None:
-    add = AddRequest(7, [1, 2, 3], Pooling(task="embed"))
-    one = await in_flight(add)
-    take_back(one)
-    assert one.add == add
 
 
 def test_a_request_is_told_from_one_with_another_picture() -> None:

@@ -25,32 +25,6 @@ async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
     assert [type(request) for request in await second.received(1)] == [AddRequest]
 
 
-async def test_another_engine_is_told_with_the_request(two: Two) -> None:
-    client, first, second, both = two
-    stream, other = client.submit([1] * 60, PARAMS), client.submit([2], PARAMS, replica=0)
-    client.pause([stream.id])
-    await first.received(3)
-    both.end(first)
-    client.engine_exited(0, -9)
-    add, pause = await second.received(2)
-    assert isinstance(add, AddRequest) and add.id == stream.id
-    assert pause == Pause([stream.id])
-    client.abort([stream.id, other.id])
-    client.resume([stream.id])
-
-
-async def test_a_request_that_goes_on_elsewhere_is_not_paused_there(two: Two) -> None:
-    client, first, second, both = two
-    stream = client.submit([1] * 60, PARAMS)
-    client.pause([stream.id])
-    client.resume([stream.id])
-    await first.received(3)
-    both.end(first)
-    client.engine_exited(0, -9)
-    client.submit([2], PARAMS)
-    assert [type(request) for request in await second.received(2)] == [AddRequest, AddRequest]
-
-
 async def test_an_engine_says_how_far_a_request_has_come(two: Two) -> None:
     client, first, *_ = two
     stream = client.submit([1], PARAMS, replica=0)

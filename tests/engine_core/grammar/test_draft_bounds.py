@@ -40,27 +40,10 @@ def text_of(language: Language, count: int) -> list[int]:
     return text
 
 
-def test_guesses_fit_up_to_the_first_that_is_not_allowed() -> None:
-    text = text_of(LANGUAGE, 8)
-    foreign = next(token for token in range(VOCAB) if token not in LANGUAGE.allowed(text[:5]))
-    matcher = ToyMatcher(LANGUAGE, text[:2])
-    assert count_fitting(matcher, text[2:]) == 6
-    assert count_fitting(matcher, [*text[2:5], foreign, *text[5:]]) == 3
-    assert matcher.taken == text[:2]
-
-
 def test_a_guess_that_ends_the_text_is_left_to_the_row_before_it() -> None:
     short = Language(shortest=3, width=20)
     text = short.reference([1], 30)
     assert count_fitting(ToyMatcher(short), [*text, 7]) == len(text) - 1
-
-
-def test_each_guess_has_the_bounds_of_the_text_before_it() -> None:
-    text = text_of(LANGUAGE, 8)
-    matcher = ToyMatcher(LANGUAGE, text[:2])
-    found = [allowed_by(each, VOCAB) for each in find_bounds(matcher, text[2:6])]
-    assert found == [LANGUAGE.allowed(text[:count]) for count in range(2, 7)]
-    assert matcher.taken == text[:2]
 
 
 def test_bounds_end_where_a_guess_cannot_hold_or_be_followed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_worker import facts, reference
-from scheduler_bench import Bench, add, config, pool
+from scheduler_bench import Bench, add, config
 
 
 def bench_of(**changes: int) -> Bench:
@@ -28,21 +28,6 @@ def test_a_paused_sequence_is_in_no_step_and_keeps_what_it_has() -> None:
     bench.run()
     assert bench.text(1) == reference([1, 2, 3], 20)
     assert bench.preemptions(1) == 0
-
-
-def test_what_a_step_in_flight_has_computed_arrives() -> None:
-    bench = Bench(config(), facts(), depth=1)
-    bench.add(add(1, [1, 2, 3], 9))
-    bench.step()
-    bench.step()
-    bench.scheduler.paused.pause([(0, 1)])
-    before = len(bench.outputs.get((0, 1), []))
-    while bench.step():
-        pass
-    assert len(bench.outputs[0, 1]) - before <= 2
-    bench.scheduler.paused.resume([(0, 1)])
-    bench.run()
-    assert bench.text(1) == reference([1, 2, 3], 9)
 
 
 @pytest.mark.parametrize("scarce", [{"max_num_seqs": 1}, {"num_blocks": 5, "block_size": 8}])
@@ -88,15 +73,3 @@ def test_one_that_waits_lets_others_pass() -> None:
     bench.scheduler.paused.resume([(0, 2), (0, 77)])
     bench.run()
     assert bench.text(2) == reference([2], 5)
-
-
-def test_an_aborted_one_leaves_nothing_behind() -> None:
-    bench = bench_of()
-    bench.add(add(1, [1, 2, 3], 20))
-    bench.add(pool(2, [1, 2, 3]))
-    bench.scheduler.paused.pause([(0, 1), (0, 2)])
-    assert not bench.step()
-    bench.abort((0, 1), (0, 2))
-    assert len(bench.scheduler.paused) == 0
-    bench.run()
-    assert bench.last(1).finish == "abort"

@@ -75,26 +75,6 @@ def test_a_trunk_alone_and_a_generating_checkpoint_embed_alike(
             assert_near(vectors, rows)
 
 
-@pytest.mark.parametrize("mode", ["CLS", "LAST", "MEAN"])
-@pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_no_pooling_minds_chunks(mode: str, chunk: int, checkpoints: Path) -> None:
-    model = load_pooled(
-        causal_checkpoint("Qwen3ForCausalLM", checkpoints),
-        convert="embed",
-        pooler_config={"pooling_type": mode},
-    )
-    for whole, chunked in zip(pool(model, PROMPTS), pool(model, PROMPTS, chunk=chunk), strict=True):
-        assert_near(chunked, whole)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_give_the_same_vector(size: int, checkpoints: Path) -> None:
-    folder = causal_checkpoint("Qwen3ForCausalLM", checkpoints)
-    one, several = (pool(load_pooled(folder, ranks, convert="embed"), PROMPTS) for ranks in (1, size))
-    for a, b in zip(one, several, strict=True):
-        assert_near(b, a)
-
-
 def test_a_classifiers_trunk_can_embed(tmp_path: Path) -> None:
     folder = sibling_checkpoint("Qwen3ForSequenceClassification", "Qwen3ForCausalLM", tmp_path)
     for vector, other in zip(

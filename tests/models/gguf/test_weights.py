@@ -75,14 +75,14 @@ def test_all_codings_that_are_read_are_written() -> None:
 def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
     """Logits reach 34: in float32 transformers' are off by up to 5e-4 on some processors, and so are ours."""
     pair = write_pair(tmp_path, "LlamaForCausalLM", recipe, **SHAPE)
-    assert_same_logits(pair, 1, 2, 4, dtype=torch.float64)
+    assert_same_logits(pair, 1, 4, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("arch", DECODERS)
 def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
     blobs = [turned(16)] if arch == "Gemma4ForCausalLM" else []
     pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}, blobs=blobs), **sizes(arch))
-    assert_same_logits(pair, 1, 2)
+    assert_same_logits(pair, 2)
 
 
 def test_gemma_4_without_values(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_value_heads_that_take_turns_on_ranks(arch: str, keys: int, values: int,
     """Ranks hold the key heads of their value heads, which are all of them, or some that others have too."""
     heads = {"linear_num_key_heads": keys, "linear_num_value_heads": values}
     pair = write_pair(tmp_path, arch, Recipe("Q8_0"), **heads, **sizes(arch))
-    assert_same_logits(pair, 1, 2, *([4] if values > 2 else []))
+    assert_same_logits(pair, 1, min(keys * values // 2, 4))
 
 
 def test_value_heads_that_cannot_take_turns_are_refused(tmp_path: Path) -> None:
@@ -182,8 +182,7 @@ def sizes(arch: str) -> dict[str, object]:
 def test_every_family_of_encoders(arch: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, arch, Recipe("Q8_0"), hidden_size=64, intermediate_size=96)
     expected = [hf_hidden(pair.plain, text) for text in TEXTS]
-    for size in (1, 2):
-        assert_near(run(load_pair(pair, size), TEXTS), expected)
+    assert_near(run(load_pair(pair, 2), TEXTS), expected)
 
 
 def test_files_that_were_split(tmp_path: Path) -> None:

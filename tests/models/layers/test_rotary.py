@@ -81,15 +81,6 @@ class TestRope:
         with pytest.raises(ValueError, match=message):
             read_rope({"rope_scaling": parameters}, 16, 512)
 
-    def test_a_steps_angles(self) -> None:
-        rope = read_rope({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 8, 512)
-        rotary = Rotary(rope)
-        load(rotary, open_weights(Path(), "dummy", device=CPU, dtype=torch.bfloat16))
-        cos, sin = rotary(torch.tensor([0, 5, 1000])).chunk(2, dim=-1)
-        angles = torch.tensor([[0.0], [5.0], [1000.0]]) * torch.tensor(rope.frequencies)
-        torch.testing.assert_close(cos, angles.cos() * rope.scale)
-        torch.testing.assert_close(sin, angles.sin() * rope.scale)
-
     @pytest.mark.parametrize(
         ("theirs", "part", "fields"),
         [

@@ -95,37 +95,6 @@ def test_a_router_says_what_cannot_be_chosen() -> None:
         Routing(experts=4097, chosen=2)
 
 
-@pytest.mark.parametrize("kind", ["silu", "clamped"])
-def test_experts_are_added_up_by_their_weights(kind: str) -> None:
-    x, ids = drawn(5, 6).double(), torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3], [0, 3]])
-    weights = drawn(5, 2, seed=1).float()
-    gate_up, down = drawn(4, 16, 6, seed=2).double() * 4, drawn(4, 6, 8, seed=3).double()
-    into, out_of = drawn(4, 16, seed=4).double(), drawn(4, 6, seed=5).double()
-    expected = torch.zeros(5, 6, dtype=torch.float64)
-    for token in range(5):
-        for place in range(2):
-            number = int(ids[token, place])
-            gate, up = (gate_up[number] @ x[token] + into[number]).chunk(2)
-            if kind == "silu":
-                inner = gate * torch.sigmoid(gate) * up
-            else:
-                gate, up = gate.float().clamp(max=7), up.float().clamp(-7, 7)
-                inner = (gate * torch.sigmoid(1.702 * gate) * (up + 1)).double()
-            expected[token] += weights[token, place] * (down[number] @ inner + out_of[number])
-    for sections in (None, 1, 4):
-        found = ops.experts(
-            x,
-            ids,
-            weights,
-            list(gate_up),
-            [ops.pack(matrix, sections=sections) for matrix in down],
-            kind,
-            gate_up_bias=into,
-            down_bias=out_of,
-        )
-        torch.testing.assert_close(found, expected)
-
-
 def test_what_an_expert_makes_of_others_tokens_is_not_used() -> None:
     x = torch.tensor([[1.0, 1.0], [float("nan"), 1.0]])
     gate_up, down = drawn(2, 4, 2), drawn(2, 2, 2)
@@ -133,9 +102,3 @@ def test_what_an_expert_makes_of_others_tokens_is_not_used() -> None:
     found = ops.experts(x, ids, weights, list(gate_up), list(down), "silu")
     assert found[0].isfinite().all()
     assert found[1].isnan().all()
-
-
-def test_a_shared_expert_has_a_gate() -> None:
-    x, rows, total, gate = (drawn(3, 8, seed=seed) for seed in range(4))
-    factor = torch.sigmoid((x * gate[0]).sum(-1, keepdim=True))
-    torch.testing.assert_close(ops.add_gated(x, rows, gate[0], total), total + factor * rows)

@@ -110,14 +110,6 @@ def test_every_mode_is_sentence_transformers(hidden: list[Tensor], mode: Mode) -
     torch.testing.assert_close(torch.stack(vectors), theirs(hidden, [mode]), atol=1e-6, rtol=0)
 
 
-def test_several_modes_lie_side_by_side(hidden: list[Tensor]) -> None:
-    modes: list[Mode] = ["CLS", "MAX", "MEAN"]
-    pooler = embedder(modes=tuple(modes), normalize=False)
-    vectors = pool(pooler, hidden, [Params()] * len(hidden))
-    assert pooler.width(Params()) == 3 * SIZE
-    torch.testing.assert_close(torch.stack(vectors), theirs(hidden, modes), atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("mode", list(THEIR_NAMES))
 def test_an_instruction_is_left_out(hidden: list[Tensor], mode: Mode) -> None:
     longer = [rows for rows in hidden if len(rows) > 2]
@@ -135,16 +127,6 @@ def test_nothing_but_an_instruction_is_pooled_whole(hidden: list[Tensor]) -> Non
 def test_without_a_word_the_family_decides(hidden: list[Tensor]) -> None:
     assert not embedder().needs_all_rows(Params())
     assert embedding_pooler(setup(PoolingConfig()), "CLS").needs_all_rows(Params())
-
-
-def test_steps_answer_where_their_tag_stands(hidden: list[Tensor]) -> None:
-    pooling = PoolingConfig(tokens="STEP", step_tag_id=9, activation="identity", num_labels=SIZE)
-    pooler = label_pooler(setup(pooling), lambda rows: rows, "LAST")
-    ids = [1, 9, 2, 9, 9, 3, 4, 5, 6, 7, 8, 1, 2, 3, 9]
-    first, second, third = pool(pooler, hidden[:3], [Params("token_classify")] * 3, ids)
-    assert torch.equal(first, hidden[0][[1, 3, 4]])
-    assert second.shape == (0, SIZE)
-    assert torch.equal(third, hidden[2][[8]])
 
 
 def test_steps_need_a_tag() -> None:
@@ -281,14 +263,6 @@ def test_labels(hidden: list[Tensor], activation: Activation) -> None:
     torch.testing.assert_close(raw, logits)
     torch.testing.assert_close(scores, functions[activation](logits))
     torch.testing.assert_close(tokens, functions[activation]((hidden[0] @ weight.T - 0.5) / 2))
-
-
-def test_two_tokens_make_one_score(hidden: list[Tensor]) -> None:
-    weight = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(1))
-    pooling = PoolingConfig(classifier_tokens=(4, 5), two_way=True, num_labels=1, activation="sigmoid")
-    pooler = label_pooler(setup(pooling), lambda rows: rows @ weight.T, "LAST")
-    (score,) = pool(pooler, hidden[:1], [Params("classify")])
-    torch.testing.assert_close(score, (hidden[0][-1] @ weight.T).softmax(-1)[1:])
 
 
 def test_a_head_for_tokens_only() -> None:

@@ -35,17 +35,15 @@ RECIPES = [
     Recipe(method="auto-round", group=64, other={"up_proj": 8}, plain=("o_proj",)),
     Recipe(method="pack-quantized", group=32, scales=torch.bfloat16),
     Recipe(method="pack-quantized", group=128, symmetric=False, head=True),
-    Recipe(method="pack-quantized", group=32, symmetric=False, act_order=True),
     Recipe(method="pack-quantized", bits=8, plain=("gate_proj",)),
-    Recipe(method="int-quantized", bits=8, scales=torch.float32),
-    Recipe(method="int-quantized", bits=8, symmetric=False, channels=False, version=2),
 ]
+"""Formats of compressed-tensors that its own package writes are in test_oracles.py."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
-    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2, 4)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 4)
 
 
 @pytest.mark.parametrize("arch", ["GPTNeoXForCausalLM", "Glm4ForCausalLM", "PhiForCausalLM"])
@@ -69,7 +67,7 @@ def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
     """Their projections are several parts of one matrix, or brought into another order."""
     shape = {**SHAPE, "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 16}
     pair = write_pair(tmp_path, recipe, arch, mlp_only_layers=[0, 1, 2, 3], **shape)
-    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 2)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "pack-quantized"])
@@ -78,7 +76,7 @@ def test_gemma_4(method: str, tmp_path: Path) -> None:
     recipe = Recipe(method=method, group=32, plain=("per_layer_model_projection",))
     shape = {**SHAPE, **SHARED_CACHES, "hidden_size_per_layer_input": 32}
     pair = write_pair(tmp_path, recipe, "Gemma4ForCausalLM", **shape)
-    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 2)
 
 
 def test_gemma_3n(tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_experts_are_those_of_the_plain_checkpoint(
         own = {"moe_intermediate_size": 64, "decoder_sparse_step": 1, "num_experts": 6}
     pair = write_pair(tmp_path, recipe, architecture, **MIXTURE, **own)
     expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
-    for ranks, placement in ((1, None), (2, None), (2, "round_robin")):
+    for ranks, placement in ((2, None), (2, "round_robin")):
         logits = run_in_chunks(Driver(load_ranks(pair.packed, ranks, placement=placement)), 0, PROMPT, 7)
         # Kernels round inputs to 16 bits.
         torch.testing.assert_close(logits.log_softmax(-1), expected, atol=2e-2, rtol=0)

@@ -17,12 +17,10 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
-from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_window_index
 
 from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError
 from models.media.files import PictureSettings
-from models.towers.grids import between_cells, square_by_square, window_by_window
 from models.towers.qwen_vl import Qwen2Tower, Qwen3Tower, Qwen25Tower, QwenTower
 from models.towers.tower import TowerInput, TowerSetup, finish
 
@@ -103,15 +101,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     return Pair(request.param, tmp_path)
 
 
-def test_rows_are_those_of_transformers(pair: Pair) -> None:
-    items = [pair.item(*sides) for sides in SIDES]
-    for got, (_, patches, grid) in zip(pair.encode(*(item[0] for item in items)), items, strict=True):
-        right = pair.expected(patches, grid)
-        assert right.std() > 0.1
-        torch.testing.assert_close(got, right, atol=1e-4, rtol=0)
-        assert got.shape[1] == WIDTH * (1 + pair.tower.levels)
-
-
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", VISION)
@@ -134,21 +123,6 @@ def test_the_frames_of_a_video_are_computed_in_pairs(pair: Pair) -> None:
     alone = TowerInput("image", shifted, (1, 6, 8), 12)
     got = pair.encode(video)[0]
     assert torch.allclose(got, torch.cat(pair.encode(second[0], alone)), atol=1e-6)
-
-
-@pytest.mark.parametrize("grid", [(1, 2, 2), (2, 6, 10), (1, 16, 16), (3, 18, 2)])
-def test_orders_are_those_of_transformers(grid: tuple[int, int, int]) -> None:
-    frames, rows, columns = grid
-    order, sizes = window_by_window((frames, rows // 2, columns // 2), 4)
-    expected, ends = get_vision_window_index(torch.tensor([grid]), 2, 112, 14)
-    assert order.tolist() == expected.tolist()
-    assert [4 * size for size in sizes] == ends.diff().tolist()
-    entries, shares = get_vision_interpolation_indices_and_weights(
-        torch.tensor([grid]), 7, align_corners=True, spatial_merge_size=2
-    )
-    around, parts = between_cells(square_by_square(grid, 2), grid, 7)
-    assert around.t().tolist() == entries.tolist()
-    torch.testing.assert_close(parts.t(), shares, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ filters = st.builds(
 )
 
 
-@untimed(80)
+@untimed(40)
 @given(many=st.lists(edits, min_size=1, max_size=6), seed=st.integers(0, 2**32))
 def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -160,7 +160,7 @@ def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -
         assert expected[int(sample([row]).tokens[0])] == pytest.approx(expected.max(), abs=1e-4)
 
 
-@untimed(60)
+@untimed(40)
 @given(many=st.lists(filters, min_size=1, max_size=40), seed=st.integers(0, 2**32), may_sync=st.booleans())
 def test_draws_equal_the_oracle(many: list[Sampling], seed: int, may_sync: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -202,15 +202,6 @@ def test_filters_beyond_the_shortlist(vocab: int, may_sync: bool, top_k: int) ->
             assert token == expected
 
 
-@pytest.mark.parametrize("may_sync", [True, False])
-def test_draws_follow_the_kept_distribution(may_sync: bool) -> None:
-    logits = np.log(np.array([0.4, 0.3, 0.2, 0.07, 0.03]))
-    rows = alike(logits, *(Sampling(max_tokens=1, top_p=0.85, seed=seed) for seed in range(20_000)))
-    tokens = sample(rows, may_sync=may_sync).tokens
-    shares = torch.bincount(tokens, minlength=5) / len(rows)
-    torch.testing.assert_close(shares, torch.tensor([4 / 9, 3 / 9, 2 / 9, 0, 0]), atol=0.012, rtol=0)
-
-
 def test_tokens_that_tie_with_the_last_one_are_kept() -> None:
     logits = np.array([1.0, 3.0, 3.0, 3.0, 0.0])
     for top_p, top_k, min_p in ((1.0, 1, 0.0), (1.0, 2, 0.0), (0.01, 0, 0.0), (0.9, 2, 0.0), (1.0, 0, 1.0)):
@@ -245,15 +236,6 @@ def test_masses_are_the_same_however_many_are_computed(vocab: int) -> None:
     torch.testing.assert_close(lazy.sums(None), full.sums(None))
     last = torch.full((3, 1), logits.largest.shape[1] - 1)
     assert torch.equal(lazy.group(last), full.group(last))
-
-
-def test_draw_depends_on_seed_and_index_only() -> None:
-    rng = np.random.default_rng(0)
-    row = random_row(rng, Sampling(max_tokens=1, temperature=1.3, top_p=0.95, seed=7), vocab=3000)
-    alone = sample([row]).tokens[0]
-    others = [random_row(rng, Sampling(max_tokens=1, top_k=k, seed=k), vocab=3000) for k in range(40)]
-    together = sample([*others, row, *others], first_slot=5)
-    assert together.tokens[40] == alone
 
 
 def test_seed_and_index_both_move_the_draw() -> None:

@@ -135,7 +135,7 @@ options = st.builds(
 )
 
 
-@untimed(100)
+@untimed(50)
 @given(
     rows=st.lists(
         st.tuples(options, st.one_of(st.none(), st.lists(ids, min_size=1, max_size=6, unique=True))),

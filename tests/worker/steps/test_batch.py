@@ -37,49 +37,10 @@ def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, samp
     return SeqStep(slot=slot, start=start, count=count, blocks=blocks or [], samples=samples)
 
 
-@pytest.mark.parametrize("by_host", [True, False])
-def test_groups_of_layers_have_tables_of_their_own(by_host: bool) -> None:
-    """The layers of the second group need half a block each, so that theirs count twice."""
-    table = Table(shares=(1, 2, 1))
-    if not by_host:
-        table.slots.host_tables = None
-    table.step(seq(2, 0, 5, [7, 3, 1, 0, 5, 6]), new=[new(2, [50, 51, 52, 53, 54])])
-    table.step(seq(2, 5, 3))
-    context = table.step(seq(2, 8, 1, [2, 4, 8])).context
-    assert [each.block_table.tolist() for each in (context, *context.others)] == [
-        [[7, 3, 2]],
-        [[2, 0, 8]],
-        [[5, 6, 8]],
-    ]
-    assert [each.slot_mapping.tolist() for each in (context, *context.others)] == [[8], [32], [32]]
-    assert table.slots.blocks[2] == 3
-
-
 def test_dtypes_are_those_of_the_contract() -> None:
     context = Table().step(seq(0, 0, 1, [5]), new=[new(0, [1])]).context
     assert context.positions.dtype == context.slot_mapping.dtype == torch.int64
     assert context.query_starts.dtype == context.kv_lens.dtype == context.block_table.dtype == torch.int32
-
-
-def test_a_row_without_samples_plans_none() -> None:
-    batch = Table().step(seq(0, 0, 2, [5], samples=False), new=[new(0, [1, 2, 3])])
-    assert batch.sampled is None
-
-
-def test_a_slot_that_is_used_again_starts_with_an_empty_table() -> None:
-    table = Table()
-    table.step(seq(1, 0, 8, [4, 5]), new=[new(1, list(range(8)))])
-    batch = table.step(seq(1, 0, 2, [9]), new=[new(1, [70, 71])])
-    assert batch.ids.tolist() == [70, 71]
-    assert batch.context.block_table.tolist() == [[9]]
-    assert table.slots.blocks[1] == 1
-
-
-def test_resumed_sequence_brings_what_it_had_produced() -> None:
-    table = Table()
-    batch = table.step(seq(3, 0, 5, [2, 6]), new=[new(3, [1, 2, 3, 4, 5], prompt_len=2)])
-    assert batch.ids.tolist() == [1, 2, 3, 4, 5]
-    assert table.slots.prompt_len[3] == 2
 
 
 @pytest.mark.parametrize(

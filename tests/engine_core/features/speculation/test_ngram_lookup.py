@@ -13,24 +13,6 @@ def looked_up(tokens: list[int], least: int = 2, most: int = 4) -> Lookup:
     return lookup
 
 
-def test_the_tokens_behind_the_place_with_the_same_end_are_guessed() -> None:
-    lookup = looked_up([1, 2, 3, 4, 5, 6, 9, 2, 3])
-    assert lookup.strength == 2
-    assert lookup.draft(3) == [4, 5, 6]
-
-
-def test_of_several_places_the_longest_match_counts_and_then_the_latest() -> None:
-    assert looked_up([7, 1, 2, 3, 0, 8, 1, 2, 4, 0, 7, 1, 2]).draft(1) == [3]
-    assert looked_up([7, 1, 2, 3, 0, 7, 1, 2, 4, 0, 7, 1, 2]).draft(1) == [4]
-
-
-@pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 9, 2]])
-def test_nothing_is_guessed_without_a_match_of_the_least_length(tokens: list[int]) -> None:
-    lookup = looked_up(tokens)
-    assert lookup.strength == 0
-    assert lookup.expected == -1
-
-
 def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
     assert looked_up([5, 1, 2, 3, 1, 2, 3]).draft(7) == [1, 2, 3, 1, 2, 3, 1]
 

@@ -1,14 +1,12 @@
 """Attention over the paged cache by the C kernels, for every level that this machine can run."""
 
-from itertools import pairwise
 from typing import Any
 
 import exact
 import pytest
 import torch
 from by_pairs import by_pairs
-from kernel_levels import use_threads
-from paged import STEPS, assert_near, make_cache, make_step, rows_of
+from paged import STEPS, assert_near, make_cache, make_step
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -125,21 +123,6 @@ def test_numbers_of_other_heads_are_refused(table: Table, what: str) -> None:
     kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
     with pytest.raises(ValueError, match=what):
         table["attention"](q, kv, step, scale=0.1, **{what: torch.zeros(3)})
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sequence_has_the_same_bits_in_any_batch(level: str, table: Table, dtype: torch.dtype) -> None:
-    step = make_step([1, 40, 1, 2, 129], [700, 40, 30, 300, 300], block_size=32)
-    kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)
-    for window in (None, 50):
-        together = table["attention"](q, kv, step, scale=0.1, window=window)
-        for row, (start, stop) in enumerate(pairwise(step.query_starts.tolist())):
-            for count in (1, 2):
-                use_threads(level, count)
-                alone = table["attention"](
-                    q[start:stop], kv, rows_of(step, row, row + 1), scale=0.1, window=window
-                )
-                assert torch.equal(alone, together[start:stop])
 
 
 def test_a_nan_stays_in_its_sequence(table: Table) -> None:

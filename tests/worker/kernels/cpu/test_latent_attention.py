@@ -87,8 +87,7 @@ def test_place_0_may_be_seen_by_none_but_itself(
     assert_near(out[behind], exact[behind])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 2), (torch.bfloat16, 1)])
 def test_equals_the_reference(level: str, dtype: torch.dtype, threads: int) -> None:
     """Both what tokens become and what is cached; rows that no sequence has written are not read."""
     use_threads(level, threads)

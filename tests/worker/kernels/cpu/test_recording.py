@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,10 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *VARIANTS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+TYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*zip([*DECODERS, *VARIANTS], cycle(TYPES))])
 def test_decoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     architecture = family.partition(" ")[0]
     driver, compared = decoding(tiny_checkpoint(architecture, tmp_path, **VARIANTS.get(family, {})), dtype)
@@ -133,8 +136,7 @@ def mixes() -> Iterator[list[int]]:
             yield [chance.randint(1, most) for _ in range(rows)]
 
 
-@pytest.mark.parametrize("family", REPLAYED_ENCODERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "dtype"), [*zip(REPLAYED_ENCODERS, cycle(TYPES))])
 def test_encoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Every step is replayed, whatever the texts are."""
     texts = texts_of(tiny_checkpoint(f"{family}Model", tmp_path), dtype)

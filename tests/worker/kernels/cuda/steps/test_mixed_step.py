@@ -112,7 +112,6 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
 @pytest.mark.parametrize(
     ("architecture", "steps_ahead"),
     [
-        ("Qwen3ForCausalLM", 0),
         ("Qwen3ForCausalLM", 2),
         ("YoutuForCausalLM", 1),
         ("Qwen3_5ForCausalLM", 1),

@@ -25,16 +25,6 @@ from worker.runner import Runner
 from worker.steps.output import NOT_FINITE
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
-SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
-REQUESTS = [
-    AddRequest(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
-    AddRequest(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
-    AddRequest(2, [*SHARED, 43, 44], Sampling(max_tokens=6, temperature=1.2, top_k=20, min_p=0.01, seed=8)),
-    AddRequest(
-        3, [*SHARED, 45], Sampling(max_tokens=5, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})
-    ),
-    AddRequest(4, [*SHARED, 40], Sampling(max_tokens=4, temperature=0.7, seed=1)),
-]
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
 
@@ -42,40 +32,6 @@ pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its ke
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[int, list[int]]:
-    tokens, _ = generated(folder, REQUESTS)
-    assert [len(tokens[add.id]) for add in REQUESTS] == [7, 6, 6, 5, 4]
-    return tokens
-
-
-@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
-def test_tokens_are_those_of_the_cpu(
-    folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
-) -> None:
-    tokens, preemptions = generated(folder, REQUESTS, steps_ahead=steps_ahead)
-    assert tokens == expected
-    assert preemptions > 0
-    # Of 3, 2 and 1 rows and of 3 tokens with the draw, up to the logits, and up to the hidden states.
-    assert len(device.graphs.captured) == 3 + 1 + 3 + 1
-    replayed = device.graphs.replayed
-    assert min(replayed) < 3 < max(replayed), "steps of both kinds were replayed"
-    assert len(replayed) > 5
-
-
-def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> None:
-    """The tokens are those of a worker that makes no graphs."""
-    folder = tiny_checkpoint("YoutuForCausalLM", tmp_path, num_hidden_layers=1)
-    replayed, _ = generated(folder, REQUESTS)
-    assert len(device.graphs.replayed) > 5
-    captured = launches(device.graphs.captured[0])
-    assert captured.count("attend_latent") == 1
-    device.graphs.captured.clear()
-    device.most_tokens = 0
-    assert generated(folder, REQUESTS)[0] == replayed
-    assert device.graphs.captured == []
 
 
 def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> None:
