@@ -12,7 +12,7 @@ def test_all_families_are_stored() -> None:
     assert set(STORED) == set(family_answers.FAMILIES), "run tests/support/family_answers.py"
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", STORED)
 def test_a_family_answers_as_it_did(family: str) -> None:
     proof, facts = family_answers.proof_of(family), STORED[family]
