@@ -9,7 +9,8 @@ from model_facts import WORKER, changed
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
-from engine_core.resolve_checkpoint import describe, find_checkpoint
+from engine_core.load_engine import _describe as describe  # pyright: ignore[reportPrivateUsage]
+from engine_core.resolve_checkpoint import find_checkpoint
 from models.config import ConfigError
 
 
