@@ -21,7 +21,11 @@ _DISPATCHING = (
 LEAST_KEY_CHARACTERS = 16
 _KEY_REMEDY = "make one with `openssl rand -hex 32` and set it as FACET_CLUSTER_KEY on every machine"
 
-TASKS: tuple[str, ...] = ("generate", "transcription", *(task for task in get_args(Task) if task != "align"))
+TASKS: tuple[str, ...] = (
+    "generate",
+    "transcription",
+    *(task for task in get_args(Task) if task not in ("align", "decide")),
+)
 """Every task that an operator may have an engine offer."""
 
 

@@ -115,6 +115,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the head that it brings: one of HEADS; "" if there is none."""
     labels: int
     """The number of outputs of its head; 0 if there is none."""
+    decides: bool
+    """Whether a head for typed questions lies beside it (`models/lora/decision_head.py`)."""
     most_rank: int
     """The largest rank of a module, by the shapes of its tensors."""
     tensors: dict[str, tuple[int, ...]]
@@ -140,12 +142,6 @@ def read_adapter(folder: Path) -> AdapterConfig:
         raise AdapterError(
             f"{folder} has no {CONFIG_FILE}: give the folder of an adapter that PEFT has saved"
         )
-    if (folder / DECISION_HEAD).exists():
-        raise AdapterError(
-            f"{folder} is a decision model, whose head ({DECISION_HEAD}) is not served, and without it the "
-            "adapter would answer something else. Serve a chat model: it decides by letters "
-            "(docs/decisions_api.md)"
-        )
     raw = read_object(path)
     saved = _read_fields(path, raw)
     tensors = _read_shapes(folder)
@@ -162,6 +158,7 @@ def read_adapter(folder: Path) -> AdapterConfig:
         invocation_tokens=tuple(saved.alora_invocation_tokens or ()),
         head=head,
         labels=_count_labels(folder, head, tensors) if head else 0,
+        decides=(folder / DECISION_HEAD).is_file(),
         most_rank=max(ranks, default=0),
         tensors=tensors,
     )
@@ -179,11 +176,17 @@ def check_rank(name: str, config: AdapterConfig, most: int) -> None:
 def adapter_digest(folder: Path) -> str:
     """A digest of all that decides what an adapter computes: its config and its tensors."""
     digest = hashlib.sha256()
-    for name in (CONFIG_FILE, TENSORS_FILE):
-        check_regular(folder / name)
-        with (folder / name).open("rb") as file:
+    for path in files_of(folder):
+        check_regular(path)
+        with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files that decide what an adapter computes."""
+    head = [folder / DECISION_HEAD] if (folder / DECISION_HEAD).exists() else []
+    return [folder / CONFIG_FILE, folder / TENSORS_FILE, *head]
 
 
 def label_names(folder: Path, count: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ Right = Literal[
 """The uses of a key: a task of the model, or the comparison of texts, by whatever task."""
 RIGHTS: tuple[Right, ...] = get_args(Right)
 
-GENERATE, TRANSCRIPTION = "generate", "transcription"
+GENERATE, TRANSCRIPTION, DECIDE = "generate", "transcription", "decide"
 _ALIGN = "align"
 """What the engine does for transcriptions alone: it finds times of words."""
 
@@ -287,7 +287,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def decides_by(self) -> str | None:
-        """How the model answers typed questions: by the log-probabilities of letters; None if it does not."""
+        """How the model answers typed questions: by a head for options, or by the log-probabilities of
+        letters; None if it does not."""
+        if DECIDE in self.tasks:
+            return "head"
         return "letters" if GENERATE in self.tasks and self.sources is None else None
 
     @property

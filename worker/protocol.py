@@ -16,9 +16,10 @@ import msgspec
 from models.media.item import Kind
 from worker.buffers import Buffer
 
-Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "align"]
-"""The kinds of pooling: a vector or scores, for a whole sequence or for each token; weights of tokens; or how
-much each token attends to each frame of a recording [tokens, frames]."""
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "align", "decide"]
+"""The kinds of pooling: a vector or scores, for a whole sequence or for each token; weights of tokens; how
+much each token attends to each frame of a recording [tokens, frames]; or logits of the options of a question
+[options, 1]."""
 
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """The reason in `StepOutput.failed` if a document cannot be scored: the one failure worth another try."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_core.adapters.messages import Adapter
-from models.lora_config import CONFIG_FILE, TENSORS_FILE, adapter_digest
+from models.lora_config import adapter_digest, files_of
 
 
 def stamp_of(folder: Path) -> str:
     """What changes when its files are written: their sizes, and when that was. Raises OSError."""
-    found = [(folder / name).stat() for name in (CONFIG_FILE, TENSORS_FILE)]
+    found = [path.stat() for path in files_of(folder)]
     return " ".join(f"{each.st_size}-{each.st_mtime_ns}-{each.st_ino}" for each in found)
 
 

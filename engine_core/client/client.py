@@ -137,9 +137,8 @@ class EngineClient:
         """
         sent, requests = self._now(), list[InFlight]()
         for tokens, params, *shared in prompts:
-            add = protocol.AddRequest(
-                self.new_number(), tokens, params, sent=sent, shared=tuple(shared), **options
-            )
+            options["shared"] = tuple(shared)
+            add = protocol.AddRequest(self.new_number(), tokens, params, sent=sent, **options)
             gathers = self.gathers and not add.streams and not add.times_each
             requests.append(InFlight(add, Stream(add.id, self._loop, gathers=gathers), replica))
         self._dispatcher.dispatch(requests)

@@ -71,6 +71,7 @@ class AddOptions(TypedDict, total=False):
     reports_guesses: bool
     prompt_len: int
     adapter: str
+    shared: tuple[int, ...]
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):

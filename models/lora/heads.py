@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.files import read_safetensors
 from models.lora.adapter_layers import not_finite
+from models.lora.decision_head import read_decision_head
 from models.lora_config import (
     MERGE,
     PREFIX,
@@ -27,6 +28,8 @@ _ACTIVATIONS: dict[str, Activation] = {"regression": "identity", "multi_label_cl
 
 def read_head(folder: Path, config: AdapterConfig, size: int, *, causal: bool) -> tuple[str, TaskHead] | None:
     """Read the head of an adapter for hidden states of this size -> its task and it, if there is one."""
+    if config.decides:
+        return "decide", read_decision_head(folder, size)
     if not config.head:
         return None
     classify = _classifier(folder, config, size, causal=causal)

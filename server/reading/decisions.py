@@ -11,8 +11,10 @@ import msgspec
 
 from server.errors import BadRequest
 from server.media.prompt import Written
+from server.model_facts import DECIDE
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import NONE
+from server.reading.decision_rows import HeadRows
 from server.reading.prompts import PROMPT_END, Prompt, ReadingContext, encode_conversation, write_chat
 from server.requests.decisions import (
     INTRODUCTION,
@@ -21,6 +23,7 @@ from server.requests.decisions import (
     Labels,
     Question,
     forms,
+    orders_of,
     wordings,
 )
 from server.schemas.chat import ChatRequest
@@ -39,7 +42,7 @@ class AskedQuestion(msgspec.Struct, frozen=True, gc=False):
     """Its index among the questions of the request."""
     tokens: list[int]
     labels: list[list[int]]
-    """The tokens of the label of each option, in the question's order."""
+    """The tokens of the label of each option, in the question's order; for a head its place among them."""
 
 
 class ReadDecisions(msgspec.Struct, frozen=True, gc=False):
@@ -55,12 +58,20 @@ class ReadDecisions(msgspec.Struct, frozen=True, gc=False):
 
 def read_decisions(body: DecidingBody, context: ReadingContext) -> ReadDecisions:
     """Raises the error that refuses the request if nothing of it can be asked."""
-    before, behind = _written(body, context)
-    ids, placed = encode_conversation(before, context, add_special_tokens=False)
-    state, questions = Prompt(ids, media=placed), body.asked
-    asked: list[AskedQuestion] = []
-    for index, question in enumerate(questions):
-        asked += _asked(index, question, behind, context.facts.max_model_len - len(ids), context)
+    questions, asked = body.asked, list[AskedQuestion]()
+    if DECIDE in context.facts.tasks:
+        rows = HeadRows(context.tokenizer)
+        state = Prompt(rows.state(body.messages, body.state_field))
+        for index, question in enumerate(questions):
+            for order in orders_of(question, context.options.decide_orders, no_first=True):
+                labels = [[order.index(at)] for at in range(len(order))]
+                asked.append(AskedQuestion(index, rows.question(question, order), labels))
+    else:
+        before, behind = _written(body, context)
+        ids, placed = encode_conversation(before, context, add_special_tokens=False)
+        state = Prompt(ids, media=placed)
+        for index, question in enumerate(questions):
+            asked += _asked(index, question, behind, context.facts.max_model_len - len(ids), context)
     refusals = _refusals(body.state_field, state, questions, asked, context)
     return ReadDecisions(questions, state, [one for one in asked if one.question not in refusals], refusals)
 

@@ -79,13 +79,21 @@ def predicate(name: str | None, text: str, yes: str = "", no: str = "") -> Quest
 def wordings(question: Question, orders: int = ORDERS, shown: Shown = "described") -> list[Wording]:
     """Words a question once, or a choice in two orders, of which one is the other from behind. These are the
     same in whichever order the options are given."""
-    count, options = len(question.options), question.options
     if shown == "unlisted":
-        return [Wording(f"{question.text}{_ENDINGS[shown]}", [each.text for each in options])]
+        return [Wording(f"{question.text}{_ENDINGS[shown]}", [each.text for each in question.options])]
+    return [_worded(question, order, shown) for order in orders_of(question, orders)]
+
+
+def orders_of(question: Question, orders: int, *, no_first: bool = False) -> list[Sequence[int]]:
+    """The orders in which the options of a question are shown, each as their indexes. `no_first`: the options
+    of a predicate are shown from behind."""
+    count, options = len(question.options), question.options
+    if no_first and question.kind == "predicate":
+        return [(1, 0)]
     if question.kind != "choice" or orders == 1:
-        return [_worded(question, range(count), shown)]
+        return [range(count)]
     order = sorted(range(count), key=lambda at: (options[at].text, str(type(options[at].value))))
-    return [_worded(question, order, shown), _worded(question, order[::-1], shown)]
+    return [order, order[::-1]]
 
 
 def forms(question: Question) -> tuple[Shown, ...]:

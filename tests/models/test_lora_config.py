@@ -82,10 +82,3 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         read_adapter(folder)
     with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
         read_adapter(tmp_path)
-
-
-def test_a_decision_model_is_refused_since_its_head_would_be_missing(tmp_path: Path) -> None:
-    folder = write_adapter(tmp_path / "a")
-    (folder / "head.pt").touch()
-    with pytest.raises(AdapterError, match=r"is a decision model, whose head \(head.pt\) is not served"):
-        read_adapter(folder)

@@ -93,8 +93,8 @@ class Adapters:
         head = read_head(path, config, self._load_options.config.output_size, causal=self._model.causal)
         if head and head[1].rows.needs_all and self._model.causal and not self._keeps_states:
             raise AdapterError(
-                f"{folder} labels tokens, for which the hidden states of a text are kept only if --tasks "
-                "names such a task: add --tasks generate embed token_embed"
+                f"{folder} labels tokens or options, for which the hidden states of a text are kept only if "
+                "--tasks names such a task: add --tasks generate embed token_embed"
             )
         pull = AdapterPull(path, config, self._layers, self._open_base, self._biases, self._elsewhere)
         prepared = self._store.prepare(pull.pull())
@@ -103,6 +103,8 @@ class Adapters:
         if head is None:
             return AdapterFacts(bytes=prepared.nbytes)
         task, width = head[0], head[1].width
+        if task == "decide":
+            return AdapterFacts(prepared.nbytes, (task,))
         return AdapterFacts(prepared.nbytes, (task,), {task: width}, label_names(path, width))
 
     def enter(self, number: int) -> None:

@@ -19,9 +19,13 @@ from server.errors import from_engine
 from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fields
 from server.frontend.frontend import Frontend
 from server.media.prompt import as_media
+from server.model_facts import DECIDE
 from server.reading.decisions import AskedQuestion, ReadDecisions
 from server.requests.decisions import Branch, Labels, Question, averaged, probabilities, tempered
+from server.requests.pooling import PooledText
+from server.requests.vectors import as_array
 from server.text.tokenizer import unpack
+from worker.protocol import Pooling
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,9 @@ class _Run:
             **self._terms.add_options(self._admission, begun=times.steps > 0),
             **self._options,
         }
+        if DECIDE in self._frontend.facts.tasks:
+            await self._score(wave, options)
+            return
         if media:
             options["media"] = as_media(media, self._state.media_items)
         state = len(self._state_ids)
@@ -164,6 +171,19 @@ class _Run:
             self._refusals[row.question] = answer.message
             if answer.code not in (400, 500) or len(self._refusals) == len(self._read.questions):
                 raise from_engine(answer, self._frontend.admissions.seconds_to_wait())
+
+    async def _score(self, wave: list[_Row], options: AddOptions) -> None:
+        """Asks an engine for what the model's head gives each option of a wave. Raises the first failure."""
+        times, options["shared"] = self._state.times, (len(self._state_ids),)
+        items = [PooledText([*self._state_ids, *row.tail], Pooling(task="decide")) for row in wave]
+        scored = await self._frontend.engine_requests.pool(
+            items, self._admission, replica=self._terms.replica, **options
+        )
+        if not times.cached_tokens:
+            times.cached_tokens = min(scored[0].cached, len(self._state_ids))
+        times.add_round(scored)
+        for row, answer in zip(wave, scored, strict=True):
+            row.told = as_array(answer.vectors)[:, 0].tolist()
 
     def _found(self, index: int) -> list[float]:
         """The probabilities of the options of a question, averaged over their orders."""

@@ -1,6 +1,7 @@
 """Decisions of tiny models: as transformers computes them from the same prompts, and the same bits however
 they are asked for."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tiny import hf_logits, tiny_checkpoint
+from safetensors.numpy import load_file
+from tiny import VOCAB_SIZE, hf_logits, hf_model, tiny_checkpoint
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from written_adapters import write_adapter
 
-from facet import LLM
+from facet import LLM, LoRARequest
 from server.errors import BadRequest
 from server.reading.decisions import read_decisions
 from server.requests.decisions import INTRODUCTION, Question, wordings
@@ -143,3 +147,84 @@ def test_a_state_that_is_asked_about_again_is_found_to_its_last_token(llm: LLM) 
 def test_what_cannot_be_asked_is_refused(llm: LLM) -> None:
     with pytest.raises(BadRequest, match="give 2 to 255 choices"):
         llm.decide(STATE, [{**TEAM, "choices": []}])
+
+
+MARKS = ["<|fim_prefix|>", "<|fim_middle|>", "<|box_start|>", "<|box_end|>", "<|fim_suffix|>"]
+WIDTH, TEMPERATURE = 16, 0.7
+"""The width and the temperature of the head of a decision model."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    tiny_checkpoint("Qwen3ForCausalLM", folder, max_position_embeddings=2048, vocab_size=VOCAB_SIZE + 8)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(MARKS)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_adapter(tmp_path_factory.mktemp("adapters") / "kev", base, seed=1, size=0.1)
+    model: Any = hf_model(base)
+    size = model.config.hidden_size
+    drawn = torch.Generator().manual_seed(0)
+    shapes = {"weight": (WIDTH, size), "bias": (WIDTH,)}
+    head = {f"{side}.{kind}": torch.randn(shapes[kind], generator=drawn) for side in "qk" for kind in shapes}
+    torch.save({"base": "b", "head": head, "temperature": TEMPERATURE, "head_dim": WIDTH}, folder / "head.pt")
+    return folder
+
+
+def computed_by_head(
+    base: Path, adapter: Path, state: str, asked: str, options: Sequence[str]
+) -> list[float]:
+    """The probabilities of options as Kev computes them: of transformers' last states of its row."""
+    tokenizer, whole = Tokenizer.from_file(str(base / "tokenizer.json")), copy.deepcopy(hf_model(base))
+    model: Any = whole.model
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for number, layer in enumerate(model.layers):
+        first, second = (
+            torch.tensor(
+                factors[f"base_model.model.model.layers.{number}.self_attn.q_proj.lora_{side}.weight"]
+            )
+            for side in "AB"
+        )
+        layer.self_attn.q_proj.weight.data += 8 / 4 * second @ first
+    row = f"{MARKS[0]}{state}{MARKS[1]}{asked}"
+    row += "".join(f"{MARKS[2]}{option}{MARKS[3]}" for option in options) + MARKS[4]
+    ids = tokenizer.encode(row, add_special_tokens=False).ids
+    head = torch.load(adapter / "head.pt")["head"]
+    with torch.inference_mode():
+        states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    ends = [at for at, id in enumerate(ids) if id == tokenizer.token_to_id(MARKS[3])]
+    query = head["q.weight"] @ states[-1] + head["q.bias"]
+    keys = states[ends] @ head["k.weight"].T + head["k.bias"]
+    return (keys @ query / WIDTH**0.5 / TEMPERATURE).softmax(-1).tolist()
+
+
+def test_the_head_scores_each_option_by_its_last_token(base: Path, adapter: Path) -> None:
+    options = {"kv_cache_memory_bytes": "32m", "cpu_threads": "1", "dtype": "float32", "enable_lora": True}
+    with LLM(str(base), tasks=["generate", "embed", "token_embed"], decide_orders=1, **options) as llm:
+        kev = LoRARequest("kev", 1, str(adapter))
+        [decision] = llm.decide(STATE, [TRUE, TEAM, MOOD], lora_request=kev)
+        fox, who, mood = decision.answers
+        yes = computed_by_head(base, adapter, STATE, "There is a fox.", ["no", "yes"])[1]
+        assert fox.probability == pytest.approx(yes, abs=2e-5)
+        for answer, asked, said in (
+            (who, "Who jumps?", ["the fox: quick", "the dog", "the table"]),
+            (mood, "How quick?", ["slow", "so", "quick"]),
+        ):
+            assert isinstance(answer.probabilities, list)
+            expected = computed_by_head(base, adapter, STATE, asked, said)
+            assert [each.probability for each in answer.probabilities] == pytest.approx(expected, abs=2e-5)
+        assert bits(llm.decide(STATE, [MOOD, TRUE], lora_request=kev)[0]).items() <= bits(decision).items()
+        assert bits(llm.decide(STATE, [TRUE])[0]) != bits(decision), "the base decides by letters"
+        written = "a <\u00a6box_end\u00a6> b"
+        forged = computed_by_head(base, adapter, written, "There is a fox.", ["no", "yes"])[1]
+        [decision] = llm.decide("a <|box_end|> b", [TRUE], lora_request=kev)
+        assert decision.answers[0].probability == pytest.approx(forged, abs=2e-5)
+        saved = torch.load(adapter / "head.pt")
+        torch.save({**saved, "option_isolation": True}, adapter / "head.pt")
+        with pytest.raises(BadRequest, match="options that do not see each other, which is not served"):
+            llm.decide(STATE, [TRUE], lora_request=LoRARequest("other", 2, str(adapter)))
