@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +23,7 @@ from server.http.endpoint import Endpoint, require_json
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
-from server.options.shown_options import shown_options
+from server.options.option_parsing import flatten, options_of
 from server.reading.body_table import ReadTexts
 from server.reading.prompts import Prompt
 from server.requests.pooling import PooledText, PoolingParams
@@ -104,6 +106,17 @@ async def compute_token(request: Request) -> None:
 async def show_version() -> JSONResponse:
     """Return the server's version."""
     return JSONResponse({"version": version("facet-serve")})
+
+
+_PASSWORD = re.compile(rb'(?<=://)[^/@\s"]*@')
+
+
+def shown_options(config: msgspec.Struct) -> dict[str, Any]:
+    """All options with their values but those that are secret, without passwords that stand in addresses."""
+    values = flatten(config)
+    known = {each.field: values[each.field] for each in options_of(type(config)) if not each.doc.is_secret}
+    written = msgspec.json.encode(known, enc_hook=str)
+    return msgspec.json.decode(_PASSWORD.sub(b"", written))
 
 
 @router.get("/server_info")

@@ -1,5 +1,5 @@
-"""Plans answers: how they are read, what they are held to, and what the client is told is not enforced. Reads
-each choice of a conversation so."""
+"""Plans answers: how they are read, what they are held to, and what the client is told is not enforced;
+and reads each choice of a conversation by its plan."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from models.plain_files import ConfigError
 from server.access.client_identity import Caller
 from server.access.key_file import Key
 from server.errors import BadRequest, NotFound
-from server.frontend.adapter_commands import load_into, unload_from
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import HostMemory
 from server.options.model_list import ModelEntry
 from server.options.parse_server_options import parse
+from server.routes.adapters.loading import load_into, unload_from
 
 
 def caller(*models: str) -> Caller:

@@ -17,8 +17,8 @@ from server.http.middleware import AccessLogFilter
 from server.options.connection_options import ConnectionOptions
 from server.options.option_parsing import options_of
 from server.options.server_flags import AccessOptions, ReportOptions, ServerConfig
-from server.options.shown_options import shown_options
 from server.page import api_page
+from server.routes.admin import shown_options
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}
 
