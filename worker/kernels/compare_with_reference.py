@@ -25,8 +25,6 @@ from models.weight_coding import E2M1, E4M3, IQ4, NF4, WHOLE
 
 HEAD_DIM = 40
 """The width of heads with which a CPU's kernels are compared: no multiple of a vector."""
-_WIDE = 64
-"""The width of heads that registers of AMX divide."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
@@ -89,8 +87,7 @@ class Case:
         elif self.name == "latent_attention":
             arguments[2] = table.get("pack_latent", latent_ops.pack_latent)(*arguments[2])
         result = table[self.name](*arguments, **self.options)
-        written = _WRITTEN.get(self.name)
-        return result if written is None else (result, arguments[written])
+        return (result, arguments[_WRITTEN[self.name]]) if self.name in _WRITTEN else result
 
     def moved(self, target: torch.device) -> Case:
         options = {name: moved(option, target) for name, option in self.options.items()}
@@ -127,8 +124,8 @@ def cases_by_type(
     found: dict[torch.dtype, list[Case]] = {}
     for dtype in dict.fromkeys([*TOLERANCE, *further]):
         tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-        cases = _cases(made, dtype, dim) + (_wide_cases(made, dtype) if target is None else [])
-        cases = [replace(case, tolerance=tolerance) for case in cases]
+        wide = _wide_cases(made, dtype) if target is None else []
+        cases = [replace(case, tolerance=tolerance) for case in (*_cases(made, dtype, dim), *wide)]
         found[dtype] = cases if target is None else [case.moved(target) for case in cases]
     return found
 
@@ -185,12 +182,8 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
 
 def _wide_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
     """Attention of heads that AMX computes; cards compile kernels for the model's own width alone."""
-    q, k, v = torch.randn(3, 10, 6, _WIDE, generator=made).to(dtype)
-    kv, step = torch.randn(2, 9, 2, 4, _WIDE, generator=made).to(dtype), _step()
-    return [
-        Case("attention", (q, kv, step), {"scale": 0.2}),
-        Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
-    ]
+    q, kv = (torch.randn(*shape, 64, generator=made).to(dtype) for shape in ((10, 6), (2, 9, 2, 4)))
+    return [Case("attention", (q, kv, _step()), {"scale": 0.2})]
 
 
 def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Tensor) -> Iterator[Case]:
