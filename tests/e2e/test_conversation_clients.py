@@ -14,21 +14,6 @@ QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
-def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> None:
-    chat = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
-    whole = client.responses.create(model="demo", input=QUESTION, temperature=0)
-    assert whole.output_text == chat.choices[0].message.content
-    assert whole.usage is not None and chat.usage is not None
-    assert whole.usage.output_tokens == chat.usage.completion_tokens
-    with client.responses.stream(model="demo", input=QUESTION, temperature=0) as stream:
-        events = list(stream)
-        final = stream.get_final_response()
-    assert final.output_text == whole.output_text and final.usage == whole.usage
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(deltas) > 1 and "".join(deltas) == whole.output_text
-
-
 def test_messages_streamed_equal_whole_ones(claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "demo", "max_tokens": 50, "messages": MESSAGES, "extra_body": {"temperature": 0}}
     whole = claude.messages.create(**asked)

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import re
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import httpx
 from fake_frontend import FakeFrontend
@@ -14,9 +12,7 @@ from starlette.types import ASGIApp
 from engine_core.config import EngineConfig
 from server.access.keyring import Access
 from server.frontend.frontend import Frontend
-from server.http import endpoint
 from server.options.server_flags import ServerConfig
-from server.reading.endpoint_table import BY_PATH
 from server.reading.prompts import ReadingOptions
 from server.run.app import create_app
 
@@ -60,25 +56,6 @@ def named_events(text: str) -> list[Any]:
         if name != f"event: {found[-1]['type']}":
             raise ValueError(f"not the name of its event: {block!r}")
     return found
-
-
-def same_for_all(response: httpx.Response) -> object:
-    """The parts of an answer that two answers to one request share."""
-    text = re.sub(r'(["_-][0-9a-f]{24,32}")|("(created|created_at|completed_at)":\d+)', "", response.text)
-    return response.status_code, response.headers["content-type"], response.headers.get("warning"), text
-
-
-async def assert_the_same_if_long(
-    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
-) -> None:
-    """The answer to a body stays the same if the helper reads it, as it does long ones."""
-    short = await client.post(path, json=body)
-    assert frontend.read_elsewhere == []
-    with patch.object(endpoint, "is_long", lambda raw: True):
-        long = await client.post(path, json=body)
-    reading = BY_PATH[path].reading
-    assert reading is not None and frontend.read_elsewhere == [reading.name]
-    assert same_for_all(long) == same_for_all(short)
 
 
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:

@@ -1,9 +1,10 @@
 """Transcripts of the HTTP API over a `FakeFrontend`: what an engine would say stands in the transcript.
 
 `flags` are those of `serve`, and `engine` says what the engine is: `reply` and other fields of a
-`FakeFrontend`, `facts` of its model as far as they differ, `vectors` for each text in turn, `tokenizer`, and
-errors by their class. `asked` is what the answer made the engine do: prompts, parameters that are not the
-usual ones, and grammars; `checked` is what was asked of the form of answers.
+`FakeFrontend`, `facts` of its model as far as they differ, `vectors` for each text in turn, `tokenizer`,
+errors by their class, and `failures` of the prompts of decisions by their numbers. `asked` is what the answer
+made the engine do: prompts, parameters that are not the usual ones, and grammars; `checked` is what was asked
+of the form of answers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fake_frontend import BOS, FakeFrontend, byte_tokenizer, vectors
 from transcripts import Case, answer_of, asking, keep, request_of
 
 from engine_core.engine_stats import GuessReport, Timing
+from engine_core.protocol import Failed
 from server import errors
 from server.access.admission import Admission
 from server.frontend.text_output import Delta
@@ -75,6 +77,11 @@ class Noted(FakeFrontend):
             self.noted.append(_note(item.tokens, [_params(item.params)], options))
         return found
 
+    async def tell(self, prompts: Any, lengths: Sequence[int], admission: Admission, **options: Any) -> Any:
+        prompts = list(prompts)
+        self.noted.append([_note(tokens, [_params(params)], options) for tokens, params in prompts])
+        return await super().tell(prompts, lengths, admission, **options)
+
 
 def _note(tokens: Any, params: list[Any], options: Mapping[str, Any]) -> Any:
     each = params[:1] if all(one == params[0] for one in params) else params
@@ -121,6 +128,8 @@ def set_up(frontend: Noted, engine: Mapping[str, Any], plain: FakeFrontend) -> N
     frontend.timing = msgspec.convert(engine.get("timing"), Timing | None)
     frontend.error, frontend.unready = _error(engine.get("error")), _error(engine.get("unready"))
     frontend.pool_errors = [one for one in [_error(engine.get("pool_error"))] if one is not None]
+    frontend.told.clear()
+    frontend.tell_errors = {int(at): Failed(0, *told) for at, told in engine.get("failures", {}).items()}
     slots, queue = engine.get("places", (plain.facts.ready.worker.max_num_seqs, None))
     frontend.with_places(slots, queue=queue)
     frontend.noted.clear()

@@ -1,9 +1,7 @@
-"""Endpoints: whatever one answers, FastAPI's own route to the same function would have answered."""
+"""Endpoints: how each request passes them, by the table of plain paths and by FastAPI."""
 
 # pyright: reportPrivateUsage=false
 import asyncio
-import inspect
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -12,45 +10,15 @@ import pytest
 from fake_api import make_app, make_client, post_scope
 from fake_frontend import FakeFrontend
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
 
-from server.access.request_state import KEY, state_of
-from server.errors import ApiError, BadRequest, Unavailable
-from server.http.endpoint import Endpoint, PathTable, check_entry
-from server.http.error_answers import CLIENT_GONE, explain
-from server.reading.endpoint_table import BY_PATH
-from server.run.app import ROUTERS
-from server.schemas.body import invalid_body
+from server.access.request_state import KEY
+from server.errors import BadRequest
+from server.http.endpoint import Endpoint, PathTable
+from server.http.error_answers import CLIENT_GONE
 from server.schemas.tokenize import TokenizeRequest
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES = [
-    (COMPLETIONS, b'{"prompt": "hi", "max_tokens": 3}'),
-    (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}'),
-    (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": true}'),
-    (COMPLETIONS, b'{"prompt": "hi", "max_tokens": "x"}'),
-    (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}'),
-    (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e400}'),
-    (COMPLETIONS, b'{"prompt": "hi", "seed": 123456789012345678901234567890}'),
-    (COMPLETIONS, b'{"prompt": "\\ud800"}'),
-    (COMPLETIONS, b'{"prompt": "hi", "temprature": 0}'),
-    (COMPLETIONS, b'{"prompt": "one", "prompt": "two", "max_tokens": 2}'),
-    (COMPLETIONS, b'\xef\xbb\xbf{"prompt": "hi", "max_tokens": 2}'),
-    (COMPLETIONS, '{"prompt": "hi", "max_tokens": 2}'.encode("utf-16")),
-    (COMPLETIONS, b'{"prompt": "\xff"}'),
-    (COMPLETIONS, b'{"seed": ' + b"9" * 5000 + b"}"),
-    (COMPLETIONS, b"[" * 100_000),
-    (COMPLETIONS, b'{"prompt": '),
-    (COMPLETIONS, b"[]"),
-    (COMPLETIONS, b'"hi"'),
-    (COMPLETIONS, b""),
-    (COMPLETIONS, b'{"prompt": "hi", "model": "other"}'),
-    ("/v1/score", b'{"queries": 1}'),
-    ("/embed", b'{"inputs": {}}'),
-    ("/abort", b'{"request_ids": ["a", 2]}'),
-]
+COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture
@@ -62,78 +30,6 @@ def frontend() -> FakeFrontend:
 async def client(frontend: FakeFrontend) -> AsyncIterator[httpx.AsyncClient]:
     async with make_client(make_app(frontend)) as client:
         yield client
-
-
-def entry_check(route: APIRoute) -> list[Any]:
-    row = BY_PATH.get(route.path)
-
-    async def check(request: Request) -> None:
-        if row is not None:
-            state = state_of(request.scope)
-            check_entry(state, row)
-            state.reading = row.reading
-
-    check.__signature__ = inspect.signature(check, eval_str=True, locals={"Request": Request})
-    return [Depends(check)]
-
-
-@pytest.fixture
-async def by_fastapi(frontend: FakeFrontend, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
-    """The same functions and checks behind routes of FastAPI's own class."""
-    app = FastAPI()
-    app.state.frontend, app.state.config, app.state.left_out = frontend, frontend.config, {}
-
-    async def handler(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestValidationError):
-            error = invalid_body([{**one, "loc": one["loc"][1:]} for one in error.errors()])
-        return explain(request, error)
-
-    for kind in (ApiError, RequestValidationError, 400):
-        app.add_exception_handler(kind, handler)
-    for router in ROUTERS:
-        for route in router.routes:
-            assert isinstance(route, APIRoute)
-            checks = [*entry_check(route), *route.dependencies]
-            options: Any = {"methods": route.methods, "dependencies": checks}
-            app.add_api_route(route.path, route.endpoint, response_model=None, **options)
-
-    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
-        state_of(scope).arrive({**scope, "app": app})
-        await app(scope, receive, send)
-
-    async with make_client(timed) as client:
-        yield client
-
-
-def same_for_all(response: httpx.Response) -> tuple[int, dict[str, str], str]:
-    """The parts of an answer that two answers to one request share."""
-    text = response.text
-    for line in text.removeprefix("data: ").split("\n\ndata: "):
-        if line.startswith("{") and "id" in (found := json.loads(line)):
-            text = text.replace(found["id"], "ID").replace(str(found["created"]), "TIME")
-    headers = {name: value for name, value in response.headers.items() if name != "server-timing"}
-    return response.status_code, headers, text
-
-
-@pytest.mark.turns(4)
-@pytest.mark.parametrize(("path", "body"), BODIES)
-@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
-async def test_the_answer_is_the_one_of_fastapi(
-    client: httpx.AsyncClient, by_fastapi: httpx.AsyncClient, path: str, body: bytes, kind: str
-) -> None:
-    headers = {"content-type": kind}
-    ours = await client.post(path, content=body, headers=headers)
-    theirs = await by_fastapi.post(path, content=body, headers=headers)
-    assert same_for_all(ours) == same_for_all(theirs)
-
-
-@pytest.mark.parametrize("body", [b'{"prompt": "hi"}', b'{"prompt": 1.5}', b'{"prompt"', b""])
-async def test_checks_come_before_the_body(
-    frontend: FakeFrontend, client: httpx.AsyncClient, body: bytes
-) -> None:
-    frontend.unready = Unavailable("The model is still loading.")
-    answer = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()) == (503, frontend.unready.body())
 
 
 async def test_fastapi_tries_no_route_by_its_expression_to_find_a_plain_path(

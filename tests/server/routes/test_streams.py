@@ -20,6 +20,11 @@ TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
 TEXTS = ("/v1/completions", {"prompt": ["hi", "you"], "n": 2, "temperature": 1, "max_tokens": 20})
 TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20})
 ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK])
+OTHERS = [
+    ("/v1/messages", {"model": "tiny", **TALK[1]}),
+    ("/v1/responses", {"input": "hi"}),
+    ("/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}),
+]
 
 
 # Tokens that bring no text yet
@@ -63,7 +68,7 @@ async def test_a_connection_can_tell_that_a_stream_is_not_read(
 # Going away
 
 
-@ENDPOINTS
+@pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK, *OTHERS])
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
     frontend: FakeFrontend, app: ASGIApp, path: str, body: dict[str, Any], after: int

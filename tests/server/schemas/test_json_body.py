@@ -66,3 +66,8 @@ def test_values_are_counted_before_they_are_read() -> None:
 )
 def test_what_is_no_json(raw: bytes) -> None:
     assert refusal_of(raw).status == 400
+
+
+def test_a_body_may_be_in_any_encoding_of_json() -> None:
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32-be"):
+        assert read_json('{"é": 1}'.encode(encoding), KINDS) == {"é": 1}

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import httpx
 import pytest
@@ -15,7 +14,6 @@ from fake_frontend import FakeFrontend
 from full_disk import full_disk
 
 from server.batches import responses, runner
-from server.http import endpoint
 from server.options.server_flags import BatchOptions
 
 PATH = "/v1/responses"
@@ -67,45 +65,10 @@ async def until_ended(client: httpx.AsyncClient, id: str) -> Any:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("is_long", [False, True])
-async def test_a_conversation_goes_on_without_its_items(
-    client: httpx.AsyncClient, frontend: FakeFrontend, is_long: bool
-) -> None:
-    with patch.object(endpoint, "is_long", lambda raw: is_long):
-        first = await post(client, PATH, input="one")
-        assert first["store"] is True
-        streamed = await client.post(
-            PATH,
-            json={"input": "two", "previous_response_id": first["id"], "instructions": "be", "stream": True},
-        )
-        second = named_events(streamed.text)[-1]["response"]
-        assert second["previous_response_id"] == first["id"]
-        third = await post(
-            client, PATH, input=[{"role": "user", "content": "three"}], previous_response_id=second["id"]
-        )
-    said = "<assistant>Hello, world."
-    assert prompt_of(frontend) == f"<user>one\n{said}\n<user>two\n{said}\n<user>three\n<assistant>"
-    kept = (await client.get(f"{PATH}/{third['id']}")).json()
-    assert kept == third
-    items = (await client.get(f"{PATH}/{third['id']}/input_items?order=asc&limit=3")).json()
-    assert [item["role"] for item in items["data"]] == ["user", "assistant", "user"] and items["has_more"]
-    more = (await client.get(f"{PATH}/{third['id']}/input_items?order=asc&after={items['last_id']}")).json()
-    assert len(more["data"]) == 2 and not more["has_more"]
-    count = await post(client, f"{PATH}/input_tokens", input="x", previous_response_id=third["id"])
-    assert count["input_tokens"] > 60
-    deleted = (await client.delete(f"{PATH}/{first['id']}")).json()
-    assert deleted == {"id": first["id"], "deleted": True, "object": "response"}
-    assert (await client.get(f"{PATH}/{first['id']}")).status_code == 404
-    await refusal(client, PATH, status=404, input="x", previous_response_id=first["id"])
-    await post(client, PATH, input="x", previous_response_id=second["id"])  # which has all that came before
-
-
-async def test_what_is_not_to_be_kept_is_not(client: httpx.AsyncClient, app: Any) -> None:
-    answer = await post(client, PATH, input="a", store=False)
-    assert answer["store"] is False and (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
+async def test_a_response_whose_time_is_over_is_gone(client: httpx.AsyncClient, app: Any) -> None:
     app.state.runner.kept.seconds = -1.0
     answer = await post(client, PATH, input="a")
-    assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404  # its time is over
+    assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
     app.state.runner.kept.clean()
     assert kept_by(app) == 0
 
@@ -317,27 +280,6 @@ CONVERSATIONS = "/v1/conversations"
 
 async def items_of(client: httpx.AsyncClient, id: str) -> Any:
     return (await client.get(f"{CONVERSATIONS}/{id}/items?order=asc")).json()["data"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_continues_a_conversation_and_is_added_to_it(
-    client: httpx.AsyncClient, frontend: FakeFrontend, stream: bool
-) -> None:
-    first = {"role": "user", "content": "one"}
-    id = (await post(client, CONVERSATIONS, items=[first], metadata={"a": "b"}))["id"]
-    for said, named in (("two", id), ("three", {"id": id})):
-        body = {"input": said, "conversation": named, "stream": stream}
-        answer = await client.post(PATH, json=body)
-        found = named_events(answer.text)[-1]["response"] if stream else answer.json()
-        assert found["conversation"] == {"id": id}
-    answered = "<assistant>Hello, world."
-    assert prompt_of(frontend) == f"<user>one\n<user>two\n{answered}\n<user>three\n<assistant>"
-    items = await items_of(client, id)
-    assert [item["role"] for item in items] == ["user", "user", "assistant", "user", "assistant"]
-    assert items[0]["content"] == [{"type": "input_text", "text": "one"}]
-    assert items[-1] == found["output"][0] and len({item["id"] for item in items}) == 5
-    counted = await post(client, f"{PATH}/input_tokens", input="x", conversation=id)
-    assert counted["input_tokens"] > 60 and len(await items_of(client, id)) == 5
 
 
 async def test_a_response_that_is_computed_later_is_added_once_it_is_there(client: httpx.AsyncClient) -> None:

@@ -1,15 +1,12 @@
 """POST /api/chat and /api/generate, whole and in lines."""
 
-import asyncio
 import base64
 from typing import Any
 
 import httpx
 import pytest
-from fake_api import leave
 from fake_frontend import FakeFrontend
 from media_frontend import PAD, PICTURE, SMALL, seeing
-from starlette.types import ASGIApp
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 TALK = [{"role": "user", "content": "hi"}]
@@ -27,12 +24,6 @@ async def refusal(client: httpx.AsyncClient, path: str, body: dict[str, Any], st
     assert response.status_code == status, response.text
     assert response.json().keys() == {"error"}
     return response.json()["error"]
-
-
-async def test_a_client_that_leaves_ends_the_request(app: ASGIApp, frontend: FakeFrontend) -> None:
-    frontend.gate, frontend.reply = asyncio.Event(), "Hello, world."
-    await asyncio.wait_for(leave(app, CHAT, {"model": "tiny", "messages": TALK}, after=1), 60)
-    assert (frontend.running, frontend.finished) == (0, 0)
 
 
 @pytest.mark.parametrize("file", [PICTURE, SMALL])
