@@ -79,7 +79,7 @@ class Noted(FakeFrontend):
 
     async def tell(self, prompts: Any, lengths: Sequence[int], admission: Admission, **options: Any) -> Any:
         prompts = list(prompts)
-        self.noted.append([_note(tokens, [_params(params)], options) for tokens, params in prompts])
+        self.noted.append([_note(tokens, [_params(params)], options) for tokens, params, *_ in prompts])
         return await super().tell(prompts, lengths, admission, **options)
 
 
