@@ -13,6 +13,7 @@ import msgspec
 from engine_core.protocol import Ready, Source
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest
+from server.request_limits import LIMITS, Limits
 from worker.protocol import LogprobsMode, Task
 
 Right = Literal[
@@ -148,38 +149,6 @@ def no_scores(tasks: Collection[str], num_labels: int) -> BadRequest:
             f"{num_labels} labels. Use POST /classify."
         )
     return no_task("score", tasks)
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Bounds on what one request may ask, whatever the model: no client may starve the others."""
-
-    n: int = 128
-    prompts: int = 256
-    answers: int = 1024
-    """Choices of all prompts of a request."""
-    inputs: int = 16384
-    """Texts of a request that is pooled."""
-    stop_strings: int = 16
-    stop_bytes: int = 4096
-    stop_token_ids: int = 1024
-    logit_bias: int = 1024
-    bad_words: int = 128
-    bad_word_tokens: int = 1024
-    allowed_token_ids: int = 1 << 18
-    """More than any vocabulary has."""
-    sampling_entries: int = 1 << 21
-    """Entries of all these lists together, counted once for each answer of a request: each answer is sent to
-    the engine with its own."""
-    tools: int = 128
-    documents: int = 1024
-    template_kwargs: int = 128
-    conversation_messages: int = 1 << 16
-    """Messages of all conversations of a request."""
-    detokenized: int = 16
-    """How many times the longest prompt a list of ids may be that is turned into text."""
-
-
-LIMITS = Limits()
 
 
 class MediaFacts(msgspec.Struct, frozen=True):

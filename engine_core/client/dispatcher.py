@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from engine_core import protocol
-from engine_core.client.in_flight import InFlight, Quarantine, Stream, blame, take_back
+from engine_core.client.in_flight import InFlight, Stream, blame, take_back
+from engine_core.client.quarantine import Quarantine
 from engine_core.client.replica import Replica
 from engine_core.client.replica_routing import ReplicaTable
 from engine_core.reason_codes import DEADLINE, Reason

@@ -10,18 +10,14 @@ ends too, the request is to blame, and is refused for a while, whoever sends it,
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import logging
 import time
 from array import array
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
-import msgspec
 from msgspec.structs import replace
 
 from engine_core.client.replica import DECODE_TOKENS, Replica
@@ -233,12 +229,6 @@ class InFlight:
 
 STRIKES = 2
 """The strikes with which a request runs alone."""
-SECONDS = 600.0
-"""The time for which a request that made engines end is refused."""
-MOST = 1 << 10
-"""The most requests that are refused."""
-
-_log = logging.getLogger(__name__)
 
 
 def take_back(one: InFlight) -> None:
@@ -255,7 +245,7 @@ def take_back(one: InFlight) -> None:
     if not one.emitted or not isinstance(params, Sampling):
         one.add = replace(add, alone=alone) if alone != add.alone else add
         return
-    prompt = _prompt(add)
+    prompt = prompt_of(add)
     one.add = replace(
         add,
         alone=alone,
@@ -277,7 +267,7 @@ def can_go_on(one: InFlight, facts: WorkerFacts) -> bool:
 def _token_limit(add: AddRequest, facts: WorkerFacts) -> int:
     """The number of tokens, the prompt's included, at which an engine of these facts ends an answer."""
     most = add.params.max_tokens if isinstance(add.params, Sampling) else 0
-    return min(len(_prompt(add)) + most, facts.max_model_len)
+    return min(len(prompt_of(add)) + most, facts.max_model_len)
 
 
 def blame(requests: list[InFlight], ready: Ready) -> InFlight | None:
@@ -302,44 +292,6 @@ def _computed(requests: list[InFlight], ready: Ready) -> Iterator[InFlight]:
     yield from [one for one in waiting if not one.stream.pools][:slots]
 
 
-class Quarantine:
-    """The requests that made engines fail, whoever sends them again."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.digests: OrderedDict[bytes, float] = OrderedDict()
-        """The digest of each, and when it was put here. The oldest come first."""
-
-    def put(self, add: AddRequest) -> None:
-        """Refuse a request from now on."""
-        digest = _digest(add)
-        self.digests[digest] = self._clock()
-        self.digests.move_to_end(digest)
-        if len(self.digests) > MOST:
-            self.digests.popitem(last=False)
-        count, name = len(_prompt(add)), digest.hex()[:8]
-        _log.error("request %d (%s), with a prompt of %d tokens, makes the engine fail", add.id, name, count)
-
-    def holds(self, add: AddRequest) -> bool:
-        """Whether a request is refused."""
-        oldest_allowed = self._clock() - SECONDS
-        while self.digests and next(iter(self.digests.values())) < oldest_allowed:
-            self.digests.popitem(last=False)
-        return bool(self.digests) and _digest(add) in self.digests
-
-
-def _digest(add: AddRequest) -> bytes:
-    """A digest of the prompt and of all parameters but those that a server draws for each request."""
-    params = add.params
-    if isinstance(params, Sampling):
-        params = replace(params, seed=0, prompt_logprobs=None)
-    else:
-        params = replace(params, late_query="", late_document="")
-    media = [(each.at, each.hash) for each in add.media]
-    return hashlib.blake2b(
-        msgspec.msgpack.encode((_prompt(add), params, media, add.adapter)), digest_size=16
-    ).digest()
-
-
-def _prompt(add: AddRequest) -> list[int]:
+def prompt_of(add: AddRequest) -> list[int]:
+    """The tokens of the prompt, without those that earlier engines have emitted."""
     return add.tokens[: add.prompt_len] if add.prompt_len else add.tokens

@@ -14,7 +14,7 @@ from engine_core.engine_stats import Rates, expected_length
 from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.queue.shares import WEIGHTS, Backlog, WorkClass
 from engine_core.scheduling.sequence import Place, Sequence
-from engine_core.scheduling.step_time import StepTime, StepTimeLimit
+from engine_core.scheduling.step_time_model import StepTime, StepTimeLimit
 
 _PRIOR = 100.0
 """The tokens of an answer while none has ended."""

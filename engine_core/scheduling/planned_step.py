@@ -2,7 +2,7 @@
 
 A row says which positions of a sequence are computed: all that it knows and has not computed, or as many as
 fit. There are two budgets: new tokens, which are a hard bound, and expected time, while somebody reads a
-stream. Each row is priced by the line of `step_time.py`, and takes its price from what is left.
+stream. Each row is priced by the line of `step_time_model.py`, and takes its price from what is left.
 
 The scheduler asks for sequences in the order in which it wants them to run; there is no preference here. A
 sequence that features hold back, up to `Sequence.free_from`, gets what they allow. When all rows are there,
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.scheduling.sequence import Place, Sequence
-from engine_core.scheduling.step_time import ENCODED, READ, ROW, TOKEN, StepTime, Work
+from engine_core.scheduling.step_time_model import ENCODED, READ, ROW, TOKEN, StepTime, Work
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 

@@ -11,7 +11,7 @@ from engine_core.scheduling.first_token_forecast import FirstTokenForecast, Slot
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
 from engine_core.scheduling.queue.shares import WorkClass
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_time import READ, StepTime, StepTimeLimit
+from engine_core.scheduling.step_time_model import READ, StepTime, StepTimeLimit
 from worker.worker_facts import WorkerFacts
 
 _expected = attrgetter("expected")

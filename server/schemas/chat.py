@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, ValidationInfo, model_validator
 
 from server.errors import BadRequest
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, UNSUPPORTED, Body, Bounds, Flag, optional

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from server.errors import BadRequest, invalid
 from server.media.media_parts import has_media
-from server.model_facts import LIMITS, Facts
+from server.model_facts import Facts
+from server.request_limits import LIMITS
 from server.requests.pooling import QUERIES, PoolingParams, Source, Truncation, find_prompt, prompt_for
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Text, Texts, optional
 from server.schemas.messages import Content, Message, picture_alone

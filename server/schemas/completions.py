@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 
 from server.errors import BadRequest, too_many
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.requests.sampling_params import SamplingParams
 from server.requests.speculation_reports import AnswerMetrics
 from server.schemas.body import (

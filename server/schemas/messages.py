@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import BadRequest
 from server.grammars.lark_to_regex import NotRegular, regex_of
 from server.media.media_parts import MEDIA_PARTS, ROWS, read_part, read_rows_part
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, check_text, optional
 
 INPUT = "input"

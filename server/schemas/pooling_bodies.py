@@ -14,7 +14,8 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, model_validator
 
 from server.errors import BadRequest, too_many
-from server.model_facts import LIMITS, Facts
+from server.model_facts import Facts
+from server.request_limits import LIMITS
 from server.requests.pooling import (
     NO_TRUNCATION,
     QUERIES,

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, model_validator
 
 from server.errors import BadRequest
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.requests.beam_search import BeamParams
 from server.requests.repetition import RepetitionDetectionParams
 from server.requests.sampling_params import SamplingParams

@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest
 from server.media.media_parts import has_media
-from server.model_facts import LIMITS, Facts
+from server.model_facts import Facts
+from server.request_limits import LIMITS
 from server.requests.labels.entities import MOST_LABELS, Entity, EntityOptions
 from server.requests.pooling import NO_TRUNCATION, PoolingParams, Source, Truncation
 from server.requests.scoring import Pairs, ScoreOptions, Side

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest, too_many
-from server.model_facts import LIMITS, Facts
+from server.model_facts import Facts
+from server.request_limits import LIMITS
 from server.requests.pooling import QUERIES, PoolingParams, Source, Truncation, find_prompt
 from server.requests.scoring import Pairs, ScoreOptions
 from server.schemas.body import (

@@ -26,7 +26,7 @@ ROWS = 64
 CALLS_TO_PLAN, CALLS_TO_LAND = 24, 17
 """Calls of Python and C functions for each decoding row."""
 BETWEEN_FITS = 32
-"""The steps after which the line of their time is fitted anew (`step_time.py`)."""
+"""The steps after which the line of their time is fitted anew (`step_time_model.py`)."""
 FIXED_CALLS = 62
 """Calls for each step, whatever its rows."""
 CALLS_TO_ASK_FOR_GUESSES = 18

@@ -14,7 +14,7 @@ from engine_core.options.speculation_options import SpeculationOptions
 from engine_core.protocol import AddRequest
 from engine_core.scheduling.queue.shares import Owner
 from engine_core.scheduling.sequence import Record, Sequence
-from engine_core.scheduling.step_time import StepTime
+from engine_core.scheduling.step_time_model import StepTime
 from worker.protocol import Sampling
 
 Text = tuple[list[int], list[int]]

@@ -32,6 +32,9 @@ from worker.steps.output import Fetch
 
 logger = logging.getLogger(__name__)
 
+_CACHE_PERCENT = 40
+"""The part of the available memory that caches get at most where the operator does not say how much."""
+
 
 class Cpu:
     target = torch.device("cpu")
@@ -130,7 +133,7 @@ class Cpu:
         available, total = available_memory(), total_memory()
         most = max(0, total // self._ranks - self._weight_bytes)
         if share is None:
-            own = min(self._most_cache_bytes, available * 2 // 5) // self._ranks
+            own = min(self._most_cache_bytes, available * _CACHE_PERCENT // 100) // self._ranks
             return CacheBudget(own, "--kv-cache-memory-bytes", most)
         asked = int(total * share) // self._ranks - self._weight_bytes
         budget = min(asked, available // self._ranks - reserve)

@@ -11,7 +11,7 @@ from engine_core.features.speculation.ngram_lookup import STRONGEST
 from engine_core.features.speculation.speculator import Acceptance, AcceptanceRecord, DraftCounts
 from engine_core.options.speculation_options import SpeculationOptions
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_time import StepTime
+from engine_core.scheduling.step_time_model import StepTime
 from worker.worker_facts import WorkerFacts
 
 _FIRST_RATE = 0.6

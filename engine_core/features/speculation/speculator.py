@@ -18,7 +18,7 @@ from engine_core.features.speculation.ngram_lookup import STRONGEST, Lookup
 from engine_core.features.speculation.suffix_lookup import EndedAnswers, number_of
 from engine_core.options.speculation_options import SpeculationOptions
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_time import StepTime
+from engine_core.scheduling.step_time_model import StepTime
 from worker.worker_facts import WorkerFacts
 
 _TRIALS, _KEPT = 16.0, 0.995

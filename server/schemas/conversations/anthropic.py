@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from server.errors import BadRequest
 from server.media.media_parts import is_reference
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.transcript import (

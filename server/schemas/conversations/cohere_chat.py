@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field
 
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Text, optional
 from server.schemas.chat import ChatRequest, Thinking
 from server.schemas.conversations.transcript import chat_request

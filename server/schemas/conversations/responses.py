@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
 from server.errors import BadRequest
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.schemas.answer_form import Constraints
 from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Ids, Neutral, Text, optional
 from server.schemas.chat import ChatRequest

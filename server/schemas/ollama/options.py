@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from server.model_facts import LIMITS
+from server.request_limits import LIMITS
 from server.schemas.body import Body, Bounds, ForeignField, Neutral, no_effect, optional
 from server.schemas.sampling_fields import NO_ENTRIES, Int64, Strings
 from server.schemas.unknown_fields import FieldNotes

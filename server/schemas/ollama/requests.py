@@ -10,7 +10,8 @@ from pydantic import Field
 
 from server.errors import BadRequest
 from server.media.media_parts import is_reference
-from server.model_facts import LIMITS, Facts
+from server.model_facts import Facts
+from server.request_limits import LIMITS
 from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt
 from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
 from server.schemas.chat import ChatRequest

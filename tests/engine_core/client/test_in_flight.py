@@ -4,12 +4,11 @@ import asyncio
 import time
 
 import pytest
-from fake_media import picture
 from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import READY, Connect, all_of, next_of
 
-from engine_core.client.in_flight import InFlight, Quarantine, Stream, can_go_on, take_back
+from engine_core.client.in_flight import InFlight, Stream, can_go_on, take_back
 from engine_core.client.replica import Replica
 from engine_core.protocol import AddRequest, Failed, Outputs, Ready, Tokens
 from worker.protocol import Sampling
@@ -139,12 +138,3 @@ async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(connect: Co
     again.send(Outputs([Failed(stream.id, 400, "prompt and max_tokens need 9 blocks")]))
     [failed] = await all_of(stream)
     assert isinstance(failed, Failed) and failed.code == 503
-
-
-def test_a_request_is_told_from_one_with_another_picture() -> None:
-    quarantine = Quarantine()
-    add = AddRequest(id=1, tokens=[1] * 6, params=Sampling(max_tokens=2), media=(picture(b"one", 1, 4),))
-    quarantine.put(add)
-    assert quarantine.holds(replace(add, id=2))
-    assert not quarantine.holds(replace(add, media=(picture(b"two", 1, 4),)))
-    assert not quarantine.holds(replace(add, media=(picture(b"one", 2, 4),)))

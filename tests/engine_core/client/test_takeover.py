@@ -11,8 +11,8 @@ from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import PARAMS, READY, Replicated, Script
 
-from engine_core.client import dispatcher, in_flight
-from engine_core.client.in_flight import SECONDS, Quarantine, Stream
+from engine_core.client import dispatcher
+from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     ALONE_TOKENS,
@@ -183,34 +183,3 @@ async def test_what_is_to_blame_is_refused_whoever_sends_it(one: One) -> None:
     assert await last(again) == Failed(again.id, 500, adds_message(), QUARANTINED)
     other = one.client.submit([1, 2], Sampling(max_tokens=6, seed=7))
     assert [add.id for add in await one.adds(1)] == [other.id]
-
-
-def test_only_for_some_minutes_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "MOST", 2)
-    now = 0.0
-    quarantine = Quarantine(lambda: now)
-    adds = [AddRequest(n, [n], Sampling(max_tokens=4)) for n in range(3)]
-    for add in adds:
-        now += 1
-        quarantine.put(add)
-    assert [quarantine.holds(add) for add in adds] == [False, True, True]
-    now = 2 + SECONDS + 0.5
-    assert [quarantine.holds(add) for add in adds] == [False, False, True]
-    assert len(quarantine.digests) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "same"),
-    [
-        ({"tokens": [1, 2, 9], "prompt_len": 2}, True),
-        ({"priority": 3, "salt": "other", "streams": True}, True),
-        ({"tokens": [1, 3]}, False),
-        ({"params": Sampling(max_tokens=4, seed=9)}, True),
-        ({"params": Sampling(max_tokens=4, temperature=0.5)}, False),
-    ],
-)
-def test_what_is_the_same_request(changes: dict[str, object], same: bool) -> None:
-    quarantine = Quarantine()
-    add = AddRequest(1, [1, 2], Sampling(max_tokens=4, seed=5))
-    quarantine.put(add)
-    assert quarantine.holds(replace(add, id=2, **changes)) == same

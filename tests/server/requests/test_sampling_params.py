@@ -9,7 +9,8 @@ from fake_frontend import byte_tokenizer
 from model_facts import READY, changed
 
 from server.errors import BadRequest
-from server.model_facts import Facts, Limits
+from server.model_facts import Facts
+from server.request_limits import Limits
 from server.requests.sampling_params import SamplingParams
 from worker.protocol import Sampling
 

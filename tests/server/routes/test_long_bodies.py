@@ -9,7 +9,7 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, FakeLongBodies
 
 from server.http.connection.body_limits import BODY_MEMORY
-from server.model_facts import Limits
+from server.request_limits import Limits
 from server.schemas.body import LONG
 
 TALK = [

@@ -9,7 +9,7 @@ from scheduler_bench import Bench, add, config
 
 from engine_core.features.speculation.model_speculator import ModelSpeculator
 from engine_core.options.speculation_options import SpeculationOptions
-from engine_core.scheduling.step_time import StepTime
+from engine_core.scheduling.step_time_model import StepTime
 from worker.worker_facts import blocks_held
 
 

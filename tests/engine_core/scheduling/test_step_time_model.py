@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine_core.scheduling.step_time import StepTime, Work
+from engine_core.scheduling.step_time_model import StepTime, Work
 
 TRUE = [6e-3, 2.8e-4, 2e-8, 1e-4, 2e-3]
 """The seconds of each term."""
