@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
@@ -170,6 +170,17 @@ def check_rank(name: str, config: AdapterConfig, most: int) -> None:
         raise AdapterError(
             f"LoRA rank {config.most_rank} is greater than max_lora_rank {most}: start the server with "
             f"--max-lora-rank {config.most_rank} to serve {name}"
+        )
+
+
+def check_modules(folder: Path, config: AdapterConfig, allowed: Collection[str]) -> None:
+    """Refuse an adapter of modules that the operator does not allow; if none is named, all are allowed."""
+    modules = (split_name(name)[0] for name in config.tensors if not is_of_head(name))
+    others = sorted({module.rpartition(".")[2] for module in modules} - set(allowed))
+    if allowed and others:
+        raise AdapterError(
+            f"{folder} changes {', '.join(others)}, and --lora-target-modules allows "
+            f"{', '.join(sorted(set(allowed)))} only"
         )
 
 

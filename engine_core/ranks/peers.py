@@ -19,6 +19,8 @@ _LAST_STEPS = 8
 """More steps than may be under way at the same time."""
 _LEAVING = -1
 """The number in place of a round with which an engine says that it has nothing to do and wants to end."""
+_IDLE_SECONDS, _PROBES = 3, 3
+"""A machine that vanishes is noticed after some seconds of silence, and so many probes."""
 
 
 class Peers:
@@ -132,6 +134,15 @@ class _Peer:
 
 def _lost(number: int) -> OtherEngineDead:
     return OtherEngineDead(f"engine {number}, which shares experts with this one, has ended")
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Let the system notice when the machine at the other end of a connection has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (_IDLE_SECONDS + _PROBES))
 
 
 class OtherEngines:

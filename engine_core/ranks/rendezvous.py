@@ -23,6 +23,7 @@ import msgspec
 
 from engine_core.config import ProcessConfig
 from engine_core.executor import ExecutorDead, OtherEngineDead, ReportPhase
+from engine_core.ranks.peers import keep_alive
 from worker.ranks.unix_sockets import RankLostError, connect_all
 
 _LOCAL_SECONDS = 600.0
@@ -35,8 +36,6 @@ _MESH_SECONDS = 60.0
 _NONCE_BYTES, _TAG_BYTES, _LENGTH_BYTES = 32, 32, 4
 _MOST_BYTES = 1 << 20
 """The most bytes of a message of those that meet."""
-_IDLE_SECONDS, _PROBES = 3, 3
-"""A machine that vanishes is noticed after some seconds of silence, and so many probes."""
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +226,7 @@ class _Guest:
                 first = self._call(sock, listener.getsockname()[1])
                 _say("waiting for engines of other machines", self._report)
                 sock.settimeout(None)
-                _keep_alive(sock)
+                keep_alive(sock)
                 table = first.receive(Table)
                 if table.refusal:
                     raise ExecutorDead(table.refusal)
@@ -289,18 +288,10 @@ def _made_ready(lines: Mapping[int, _Line]) -> dict[int, socket.socket]:
     """Connections as rounds need them: messages leave at once, and the end of a machine is noticed."""
     sockets = {number: line.socket for number, line in lines.items()}
     for sock in sockets.values():
-        _keep_alive(sock)
+        keep_alive(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
     return sockets
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (_IDLE_SECONDS + _PROBES))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

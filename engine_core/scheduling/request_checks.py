@@ -59,6 +59,11 @@ def refusal(add: AddRequest, facts: WorkerFacts, vocab_size: int) -> str | None:
     return _bad_sampling(add.params, vocab_size, facts)
 
 
+def full_queue(queued: int, most: int | None) -> str | None:
+    """The reason why no request more can wait behind so many, or None if it can."""
+    return f"{queued} requests wait already" if most is not None and queued >= most else None
+
+
 def _bad_length(add: AddRequest, facts: WorkerFacts) -> str | None:
     count, longest = len(add.tokens), facts.max_model_len
     if not count:

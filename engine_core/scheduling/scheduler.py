@@ -39,7 +39,7 @@ from engine_core.scheduling.queue.waiting_queue import (
     remove,
     used_by_owner,
 )
-from engine_core.scheduling.request_checks import check_config, refusal, token_limit
+from engine_core.scheduling.request_checks import check_config, full_queue, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Place, Record, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_results import StepResults, put
@@ -134,12 +134,10 @@ class Scheduler:
         if request.prompt_len:  # it has begun
             return None
         queued = self.waiting.count + elsewhere - len(self.cache.free_slots)
-        most, clause = self._config.max_num_queued_reqs, None
+        clause = None
         for lacks_room in hooks.lacks_room:
             clause = clause or lacks_room(request)
-        if not clause and most is not None and queued >= most:
-            clause = f"{queued} requests wait already"
-        if clause:
+        if clause := clause or full_queue(queued, self._config.max_num_queued_reqs):
             return Failed(request.id, 503, f"{clause}: try again later")
         return None
 

@@ -19,6 +19,7 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.ops.pooling_ops import Segments
 from models.pooling.config import Activation
+from models.pooling.pooling_modes import MERGERS
 from models.pooling.representations import Splade, TokenVectors
 from models.pooling.sentence_files import Mode
 
@@ -108,7 +109,7 @@ class Merged:
 
     def __call__(self, rows: Tensor, segments: Segments) -> Tensor:
         """Merge the rows [N, H] of each of P sequences -> [P, H'] float32."""
-        merged = [ops.pool(rows, segments, mode, _MERGE[mode]) for mode in self.modes]
+        merged = [ops.pool(rows, segments, mode, MERGERS[mode]) for mode in self.modes]
         return merged[0] if len(merged) == 1 else torch.cat(merged, dim=-1)
 
 
@@ -185,23 +186,6 @@ class Tagged:
 
     def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return [position for position, token in enumerate(tokens) if token == self.tag]
-
-
-def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
-    """A mean in which each token weighs as much as its position in the whole sequence, counted from 1."""
-    weights = torch.arange(skip + 1, skip + len(rows) + 1, device=rows.device, dtype=torch.float32)  # [L]
-    return (rows.float() * weights.unsqueeze(-1)).sum(0, keepdim=True) / weights.sum()
-
-
-_MERGE: dict[Mode, Callable[[Tensor, int], Tensor]] = {
-    "CLS": lambda rows, skip: rows[:1].float(),
-    "LAST": lambda rows, skip: rows[-1:].float(),
-    "MEAN": lambda rows, skip: ops.mean(rows),
-    "MAX": lambda rows, skip: rows.amax(0, keepdim=True).float(),
-    "MEAN_SQRT_LEN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows) ** 0.5,
-    "WEIGHTED_MEAN": _weighted_mean,
-}
-"""Each function merges rows [L, H], before which `skip` others are left out, to [1, H]."""
 
 
 def _sigmoid(rows: Tensor) -> Tensor:

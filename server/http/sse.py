@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from engine_core.protocol import Standing
 from server.access.request_state import KEY, RequestState
 from server.errors import ApiError, Internal
 
@@ -181,6 +182,15 @@ class _DelayedTask:
             self._task.cancel()
 
 
+def _words_of(standing: Standing | None) -> str:
+    """The comment that says what a silent stream waits for, as far as that is known."""
+    if standing is not None and standing.ahead >= 0:
+        return f"waiting {standing.ahead} ahead"
+    if standing is not None and standing.read < standing.known - 1:
+        return f"reading {standing.read} of {standing.known}"
+    return KEEP_ALIVE
+
+
 class EventStream(Response):
     """Sends the events that a generator makes, and closes the generator whatever happens.
 
@@ -196,12 +206,12 @@ class EventStream(Response):
         late_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
         on_flow: Callable[[bool], None] = lambda paused: None,
         form: StreamForm = DONE_FORM,
-        tell_wait: Callable[[], Awaitable[str]] | None = None,
+        standing: Callable[[], Awaitable[Standing | None]] | None = None,
     ) -> None:
         """`late_headers` returns headers that are known when the first event is sent, and not before.
 
         `on_flow` is told with True that the client does not keep up with reading, and with False that it
-        does again. `tell_wait` says in a few words what a silent stream waits for, or nothing.
+        does again. `standing` asks how far a silent stream has come.
         """
         self.status_code = 200
         self.background = None
@@ -211,7 +221,7 @@ class EventStream(Response):
         self._late_headers = late_headers
         self._on_flow = on_flow
         self._form = form
-        self._tell_wait = tell_wait
+        self._standing = standing
         self._keep_alive = keep_alive if form.has_comments else 0.0
         """Seconds of silence after which a comment is sent; 0 sends none."""
         self._started = self._ended = False
@@ -254,7 +264,7 @@ class EventStream(Response):
             silence = self._clock() - self._written
             if silence >= self._keep_alive:
                 before = self._written
-                words = (self._tell_wait and await self._tell_wait()) or KEEP_ALIVE
+                words = _words_of(None if self._standing is None else await self._standing())
                 if self._written == before:
                     quiet = words == KEEP_ALIVE and self._form.ping
                     comment = b"" if quiet else b": %s\n\n" % words.encode()

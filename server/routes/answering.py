@@ -277,7 +277,7 @@ async def respond(
             answer.expected_header,
             on_flow=answer.set_paused,
             form=writer.form,
-            tell_wait=answer.tell_wait,
+            standing=answer.standing,
         )
     else:
         writer.take(await answer.whole())

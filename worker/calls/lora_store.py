@@ -20,7 +20,7 @@ from models.layers.stages import Layers
 from models.loader import LoadOptions, open_base
 from models.lora.adapter_layers import AdaptedLayer, AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
-from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
+from models.lora_config import AdapterError, check_modules, check_rank, label_names, read_adapter
 from models.model import ServedModel
 from models.ops.lora_ops import PreparedAdapter
 from models.pooling.task_heads import TaskHead
@@ -89,7 +89,7 @@ class Adapters:
             raise AdapterError(f"adapter {number}: there is room for {self._options.most}")
         config = read_adapter(path)
         check_rank(path.name, config, self._options.max_lora_rank)
-        self._check_modules(path, {split_name(name)[0] for name in config.tensors if not is_of_head(name)})
+        check_modules(path, config, self._options.lora_target_modules)
         head = read_head(path, config, self._load_options.config.output_size, causal=self._model.causal)
         if head and head[1].rows.needs_all and self._model.causal and not self._keeps_states:
             raise AdapterError(
@@ -135,13 +135,3 @@ class Adapters:
 
     def _open_base(self) -> Weights:
         return open_base(self._load_options)
-
-    def _check_modules(self, folder: Path, modules: set[str]) -> None:
-        """Refuse an adapter of modules that the operator has not allowed."""
-        allowed = set(self._options.lora_target_modules)
-        others = sorted({module.rpartition(".")[2] for module in modules} - allowed)
-        if allowed and others:
-            raise AdapterError(
-                f"{folder} changes {', '.join(others)}, and --lora-target-modules allows "
-                f"{', '.join(sorted(allowed))} only"
-            )

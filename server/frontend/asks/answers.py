@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine_core.client.in_flight import AddOptions
+from engine_core.protocol import Standing
 from server.access.admission import Admission
 from server.access.request_state import Attributes
 from server.errors import BadRequest
@@ -313,14 +314,9 @@ class Answer(Generic[H_co]):
         """Returns the header that tells when the first token is expected."""
         return self._times.expected_header
 
-    async def tell_wait(self) -> str:
-        """What an answer waits for of which nothing comes, in a few words; empty if nobody knows."""
-        standing = await self._admission.standing()
-        if standing is not None and standing.ahead >= 0:
-            return f"waiting {standing.ahead} ahead"
-        if standing is not None and standing.read < standing.known - 1:
-            return f"reading {standing.read} of {standing.known}"
-        return ""
+    async def standing(self) -> Standing | None:
+        """How far an answer has come of which nothing comes; None if nobody knows."""
+        return await self._admission.standing()
 
     def describe(self) -> Attributes:
         """What a trace tells of the request."""

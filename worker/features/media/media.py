@@ -11,9 +11,9 @@ from torch import Tensor
 
 from models.model import ServedModel
 from models.towers.tower import Tower, count_layers, sees_media, sees_prompts
-from worker.capacity import GIB, CacheBudget, WorkerLimits
+from worker.capacity import CacheBudget, WorkerLimits
 from worker.config import WorkerConfig
-from worker.features.media.media_memory import check_takes_rows, media_bytes, row_bytes
+from worker.features.media.media_memory import check_takes_rows, kept_bytes, media_bytes, row_bytes
 from worker.features.media.step_media import StepMedia
 from worker.protocol import NewSeq, StepInput
 from worker.steps.feature import Feature, Taken
@@ -21,8 +21,6 @@ from worker.tables.positions import Columns, Read
 from worker.tables.slots import Slots
 from worker.worker_facts import CosineScores, WorkerFacts
 
-_KEPT_PART, _MOST_KEPT = 8, 4 * GIB
-"""By default embeddings are kept in this part of the memory for caches, and in so many bytes at most."""
 _NO_LIMIT = 1 << 30
 """The number of embeddings that a rank could keep to which none come."""
 
@@ -67,13 +65,7 @@ class Media(Feature):
         if self._tower is None or (asked is None and not self._causal):
             return Taken(limits)
         if self._config.place.stage == 0:
-            nbytes = min(budget.nbytes // _KEPT_PART, _MOST_KEPT) if asked is None else int(asked * GIB)
-            if nbytes > budget.most:
-                raise ValueError(
-                    f"--mm-encoder-cache-gb asks for {asked:g} GiB of embeddings of pictures, and there are "
-                    f"{budget.most / GIB:.2f} GiB of memory beside the weights: lower it"
-                )
-            kept = nbytes // self._row_bytes
+            kept = kept_bytes(asked, budget) // self._row_bytes
         self._kept = self._minimum(kept)
         nbytes = self._kept * self._row_bytes if self._config.place.stage == 0 else 0
         return Taken(limits, nbytes, "embeddings of media")

@@ -12,10 +12,14 @@ from models.layers.embedding import TokenEmbedding
 from models.layers.linear import Linear
 from models.model import ServedModel
 from models.towers.tower import Tower, sees_media, sees_prompts
+from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
 
 MOST_PATCHES = 1 << 14
 """The patches that are encoded together, unless a single item has more."""
+_KEPT_PART, _MOST_KEPT = 8, 4 * GIB
+"""By default embeddings are kept in one part of so many of the memory for caches, and in so many bytes at
+most."""
 
 
 def check_takes_rows(model: ServedModel, tower: Tower | None, config: WorkerConfig) -> None:
@@ -45,3 +49,19 @@ def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype)
 def row_bytes(tower: Tower | None, model: ModelConfig, dtype: torch.dtype) -> int:
     """The bytes of an embedding, with those of the rows that are added behind deeper layers."""
     return (1 + (tower.levels if tower else 0)) * model.hidden_size * dtype.itemsize
+
+
+def kept_bytes(asked: float | None, budget: CacheBudget) -> int:
+    """The bytes of embeddings that are kept for later requests. Raises ValueError if so many are not there.
+
+    `asked`: the GiB that the operator asks for, if so.
+    """
+    if asked is None:
+        return min(budget.nbytes // _KEPT_PART, _MOST_KEPT)
+    nbytes = int(asked * GIB)
+    if nbytes > budget.most:
+        raise ValueError(
+            f"--mm-encoder-cache-gb asks for {asked:g} GiB of embeddings of pictures, and there are "
+            f"{budget.most / GIB:.2f} GiB of memory beside the weights: lower it"
+        )
+    return nbytes

@@ -8,7 +8,7 @@ from interpreted import DEVICE
 from torch import Tensor
 
 from models.ops.pooling_ops import Segments
-from models.pooling.task_heads import _MERGE  # pyright: ignore[reportPrivateUsage]
+from models.pooling.pooling_modes import MERGERS
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.pooling_kernel import MODES, apart, pool
 
@@ -47,7 +47,7 @@ def test_texts_are_merged(mode: str, width: int, dtype: torch.dtype) -> None:
     segments = Segments.packed(LENGTHS, SKIPS, send)
     for start, first, _ in segments.on_host:
         wide[start:first] = torch.nan
-    out = pool(wide.to(DEVICE)[:, :width], segments, mode, _MERGE[mode])  # pyright: ignore[reportArgumentType]
+    out = pool(wide.to(DEVICE)[:, :width], segments, mode, MERGERS[mode])  # pyright: ignore[reportArgumentType]
     expected = torch.stack([exact(mode, text, skip) for text, skip in zip(texts, skips, strict=True)])
     assert out.dtype == torch.float32
     torch.testing.assert_close(out.double().cpu(), expected, rtol=2e-6, atol=2e-6)
@@ -59,20 +59,20 @@ def test_some_texts_are_merged_in_their_order() -> None:
     assert segments.of([0, 1, 2]) is segments
     chosen = segments.of([2, 0])
     assert chosen.lengths == [5, 4]
-    assert pool(rows, chosen, "LAST", _MERGE["LAST"]).tolist() == [[18, 19], [6, 7]]
-    assert pool(rows, chosen, "CLS", _MERGE["CLS"]).tolist() == [[14, 15], [0, 1]]
+    assert pool(rows, chosen, "LAST", MERGERS["LAST"]).tolist() == [[18, 19], [6, 7]]
+    assert pool(rows, chosen, "CLS", MERGERS["CLS"]).tolist() == [[14, 15], [0, 1]]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_not_a_number_is_not_hidden(mode: str) -> None:
     rows = torch.full((5, 3), torch.nan, device=DEVICE)
     segments = Segments.packed([5], [0], send)
-    assert pool(rows, segments, mode, _MERGE[mode]).isnan().all()  # pyright: ignore[reportArgumentType]
+    assert pool(rows, segments, mode, MERGERS[mode]).isnan().all()  # pyright: ignore[reportArgumentType]
 
 
 def test_rows_that_lie_otherwise_are_left_to_torch() -> None:
     rows = torch.randn(3, 5).t().to(DEVICE)
-    out = pool(rows, Segments.packed([2, 3], [0, 0], send), "MAX", _MERGE["MAX"])
+    out = pool(rows, Segments.packed([2, 3], [0, 0], send), "MAX", MERGERS["MAX"])
     assert out.tolist() == [rows[:2].amax(0).tolist(), rows[2:].amax(0).tolist()]
 
 
@@ -84,7 +84,7 @@ def test_a_step_of_many_texts_is_merged_by_one_launch_and_projected_once(texts: 
         [8] * texts, [0] * texts, lambda places: torch.empty(len(places), 3, device=nowhere)
     )
     with collecting() as calls:
-        merged = pool(rows, segments, "MEAN", _MERGE["MEAN"])
+        merged = pool(rows, segments, "MEAN", MERGERS["MEAN"])
     assert [call.grid for call in calls] == [(texts, 6)]
     seen: list[Sequence[int]] = []
 
