@@ -137,7 +137,9 @@ def read_vectors(body: bodies.VectorsBody, texts: ReadTexts, terms: Terms, confi
 def _require_outputs(terms: Terms, params: Pooling) -> None:
     """Requires the right to each of the outputs that a body names."""
     for task in (params.task, *params.outputs):
-        if task != "align":  # whose right is checked where recordings are
+        if task == "decide":
+            terms.state.require_right("generate")  # as decisions do
+        elif task != "align":  # whose right is checked where recordings are
             terms.state.require_right(task)
 
 
