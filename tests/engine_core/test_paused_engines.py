@@ -73,8 +73,8 @@ async def test_all_replicas_and_every_server_obey_also_one_that_is_started_again
     await soon(client.orders.pause("abort"))
     await soon(other.orders.until(lambda _: other.orders.paused))
     engines.engines[0].process.kill()
-    await soon(until(lambda: not client.replicas[0].works))
-    await soon(until(lambda: client.replicas[0].works))
+    await soon(until(lambda: not any(each.replicas[0].works for each in (client, other))))
+    await soon(until(lambda: all(each.replicas[0].works for each in (client, other))))
     streams = [
         each.submit([6], Sampling(max_tokens=3), replica=number)
         for each in (client, other)
