@@ -137,9 +137,10 @@ def _make_ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: W
 
 def _describe(facts: WorkerFacts) -> str:
     """A sentence for the log: device, type, weights, what the cache holds, and tasks."""
+    mapped = f" ({_size(facts.mapped_bytes)} mapped as packed before)" if facts.mapped_bytes else ""
     return (
-        f"ready on {facts.device} in {facts.dtype}: {_size(facts.weight_bytes)} of weights, {_cache(facts)}, "
-        f"tasks {', '.join(facts.tasks)}"
+        f"ready on {facts.device} in {facts.dtype}: {_size(facts.weight_bytes)} of weights{mapped}, "
+        f"{_cache(facts)}, tasks {', '.join(facts.tasks)}"
     )
 
 

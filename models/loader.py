@@ -78,6 +78,8 @@ class LoadOptions:
     """The model for which a drafter guesses that reads its hidden states; None: it is none."""
     method: str = ""
     """The way in which it guesses."""
+    is_checked: bool = False
+    """Whether an earlier load has found that the files fit the config and that all numbers are finite."""
     report: Callable[[float], None] = no_report
     """This is called with fractions up to 1 while weights are read."""
 
@@ -116,7 +118,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
             f"{options.folder}: a checkpoint of {quantization.method} needs model code of our own, and "
             f"{setup.config.architecture} has none here: use the model's unquantized checkpoint"
         )
-    if source.tensors and _trusts_config(model_class):
+    if source.tensors and _trusts_config(model_class) and not options.is_checked:
         _compare_headers(_build(model_class, setup), setup, source, options.dtype, quantization)
     model = _build(model_class, setup)
     if looks_ahead(setup.config) and getattr(model, "causal", True):
@@ -131,6 +133,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
         quantization=quantization,
         report=options.report,
         upload=upload,
+        is_checked=options.is_checked,
     )
     weights = Weights(reading)
     unused = _ignore_unused(weights, model, setup.config, quantization)

@@ -105,6 +105,7 @@ def tell_facts(memory: Memory, loaded: Loaded, hooks: Hooks, fingerprint: str) -
         max_num_batched_tokens=limits.max_num_batched_tokens,
         weight_bytes=memory.weight_bytes,
         kv_bytes=size.num_blocks * size.block_bytes,
+        mapped_bytes=loaded.device.mapped_bytes,
         device_bytes=loaded.device.held_bytes(memory.step_bytes),
         tasks=loaded.tasks,
         windows=memory.layout.windows,

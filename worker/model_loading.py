@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.dtype_choice import choose_dtypes
 from worker.devices.fingerprint import find_fingerprint
+from worker.devices.packed_cache import Misfit
 from worker.host.memory import ReadPages, release_after_loading
 from worker.ranks.pipeline_stage import Stage, open_stage
 from worker.ranks.process_groups import Groups, parallel_of
@@ -117,8 +118,9 @@ def load_weights(options: LoadOptions, device: Device, report: Report) -> Served
         report("weights", fraction)
         pages.follow(fraction)
 
-    with device.uploading() as upload:
-        return load_model(replace(options, report=loaded), upload)
+    while True:
+        with suppress(Misfit), device.uploading() as upload, device.keeping(options) as is_checked:
+            return load_model(replace(options, report=loaded, is_checked=is_checked), upload)
 
 
 def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:

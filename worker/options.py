@@ -252,6 +252,11 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     again after a restart, or when memory was needed for others."""
     kv_cache_disk_gib: Annotated[float | None, OptionDoc(MEMORY, least=0.001)] = None
     """Maximum GiB of files there; the least recently used are deleted first. Default: 10."""
+    packed_cache: Annotated[bool, OptionDoc(MEMORY)] = True
+    """Keep weights, as a CPU's kernels read them, in the cache folder ($XDG_CACHE_HOME/facet, or
+    ~/.cache/facet), where the next start maps them in place of packing them again."""
+    packed_cache_gib: Annotated[float, OptionDoc(MEMORY, least=0.001)] = 32.0
+    """Maximum GiB of packed weights there; the least recently used are deleted first."""
     num_gpu_blocks_override: Annotated[int | None, OptionDoc(MEMORY, least=1)] = None
     """Number of blocks of the KV cache, instead of as many as fit."""
     mm_encoder_cache_gb: Annotated[float | None, OptionDoc(MEMORY, least=0)] = None

@@ -168,6 +168,7 @@ class Runner:
         for begin in self._hooks.begin:
             begin()
         self._cache.pages.start(len(self.store or ()))  # requests may find these blocks
+        self._device.begin()
 
     def _warm_up(self) -> TimedSteps:
         """Take the first steps -> tokens and seconds of each."""

@@ -25,6 +25,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     max_num_batched_tokens: int
     weight_bytes: int
     kv_bytes: int
+    mapped_bytes: int = 0
+    """The bytes of weights that are mapped as an earlier start has packed them."""
     device_bytes: int = 0
     """The bytes that the worker takes at most of the memory of a card; 0 if it computes in the host's."""
     tasks: tuple[str, ...] = ("generate",)

@@ -260,6 +260,7 @@ class RanksExecutor:
             answering,
             weight_bytes=sum(facts.weight_bytes for facts in all_facts),
             kv_bytes=sum(facts.kv_bytes for facts in all_facts),
+            mapped_bytes=sum(facts.mapped_bytes for facts in all_facts),
             device_bytes=max(facts.device_bytes for facts in all_facts),
         )
 

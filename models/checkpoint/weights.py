@@ -55,10 +55,12 @@ class Reading:
         quantization: Quantization | None = None,
         report: Callable[[float], None] = no_report,
         upload: Upload | None = None,
+        is_checked: bool = False,
     ) -> None:
         """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors.
 
         `upload`: what brings tensors of files to a device that has memory of its own.
+        `is_checked`: whether all numbers are known to be finite, so that what nobody reads stays unread.
         """
         self.quantization = quantization
         self.headers_only = headers_only
@@ -68,7 +70,7 @@ class Reading:
         self._source = source
         self._report = report
         self._bring = upload if upload is not None and self.is_real else partial(convert, device)
-        self._finite = FiniteCheck(at_once=upload is None)
+        self._finite = None if is_checked else FiniteCheck(at_once=upload is None)
         self._total = sum(stored.elements for stored in source.tensors.values())
         self._sorted = sorted(source.tensors)
         self._passed = 0
@@ -121,7 +123,7 @@ class Reading:
         before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
         added, total = self._passed - before, max(self._total, self._passed, 1)
         tensor = self._bring(read, dtype, lambda done: self._report((before + done * added) / total))
-        if self.is_real:
+        if self.is_real and self._finite is not None:
             self._finite.add(f"{stored.file}: {shown(name)}", tensor, partial(stored.read, cut))
         return tensor
 
@@ -140,7 +142,8 @@ class Reading:
 
     def finish(self) -> None:
         """Raise an error that lists every tensor that does not fit, or names one that is not finite."""
-        self._finite.finish()
+        if self._finite is not None:
+            self._finite.finish()
         problems = self._problems + [
             f"{shown(name)} in {stored.file} has no place in the model"
             for name, stored in sorted(self._source.tensors.items())

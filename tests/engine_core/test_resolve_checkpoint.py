@@ -33,6 +33,8 @@ def test_a_generator_says_what_its_cache_holds() -> None:
         "ready on cpu in bfloat16: 2.5 GiB of weights, 96.0 MiB of KV cache "
         "(6400 tokens of 15.4 KiB, 3.1 requests of the full context length 2048), tasks generate, embed"
     )
+    mapped = changed(facts, mapped_bytes=1 << 31)
+    assert "2.5 GiB of weights (2.0 GiB mapped as packed before), 96.0" in describe(mapped)
 
 
 def test_an_encoder_says_how_long_its_texts_may_be() -> None:

@@ -39,9 +39,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
     def encode(self) -> bytes:
         """The head as it stands in a file, in whole pages."""
-        body = msgspec.msgpack.encode(self)
-        front = _FRONT.pack(_MAGIC, len(body), _digest(body))
-        return (front + body).ljust(padded(len(front + body)), b"\0")
+        return with_front(_MAGIC, msgspec.msgpack.encode(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +54,28 @@ class BlockFile:
     @property
     def nbytes(self) -> int:
         return self.start + len(self.head.names) * self.head.record_bytes
+
+
+def with_front(magic: bytes, body: bytes) -> bytes:
+    """A head as it stands in a file, in whole pages. `magic` [16 bytes] names the kind of the file."""
+    front = _FRONT.pack(magic, len(body), _digest(body))
+    return (front + body).ljust(padded(len(front + body)), b"\0")
+
+
+def read_front(file: int, magic: bytes) -> tuple[bytes, int] | None:
+    """Read the body of an open file's head -> it, and the place behind the head. Raises OSError.
+
+    None if it is not whole, or of another kind, or others can write the file.
+    """
+    found = os.fstat(file)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return None
+    front = os.pread(file, _FRONT.size, 0).ljust(_FRONT.size, b"\0")
+    own, length, digest = _FRONT.unpack(front)
+    if own != magic or length > found.st_size:
+        return None
+    body = os.pread(file, length, _FRONT.size)
+    return (body, padded(_FRONT.size + length)) if _digest(body) == digest else None
 
 
 def padded(nbytes: int) -> int:
@@ -84,23 +104,16 @@ def read_head(path: Path, identity: str, record_bytes: int) -> BlockFile | None:
     """Read the head of a file; None if it is not whole, or of another kind. Raises OSError."""
     file = open_regular(path)
     try:
-        found = os.fstat(file)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return None
-        front = os.pread(file, _FRONT.size, 0).ljust(_FRONT.size, b"\0")
-        magic, length, digest = _FRONT.unpack(front)
-        if magic != _MAGIC or length > found.st_size:
-            return None
-        body = os.pread(file, length, _FRONT.size)
+        front, size = read_front(file, _MAGIC), os.fstat(file).st_size
     finally:
         os.close(file)
-    if _digest(body) != digest:
+    if front is None:
         return None
+    body, start = front
     head = msgspec.msgpack.decode(body, type=Head)
-    start = padded(_FRONT.size + length)
     if (head.identity, head.record_bytes) != (identity, record_bytes):
         return None
-    if found.st_size != start + len(head.names) * record_bytes or len(head.digests) != len(head.names):
+    if size != start + len(head.names) * record_bytes or len(head.digests) != len(head.names):
         return None
     return BlockFile(path, start, head)
 

@@ -1,4 +1,4 @@
-"""A folder of files of cache blocks that engines share: one name at a time, and never beyond a budget.
+"""A folder of files of cache blocks, or of packed weights, that engines share, and never beyond a budget.
 
 What is there of other models and options counts, too. Files that were used longest ago give way first. Who
 makes room or a new file holds a lock of the folder; who writes one holds a lock of that file, so that what a
@@ -23,9 +23,12 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BlockFolder:
-    def __init__(self, parent: Path, identity: str, budget: int) -> None:
-        """Make the folder, or use the one that is there. `budget`: the most bytes of all files together."""
-        self.root = parent / f"facet-blocks-{os.geteuid()}"
+    def __init__(self, parent: Path, identity: str, budget: int, kind: str = "blocks") -> None:
+        """Make the folder, or use the one that is there.
+
+        `budget`: the most bytes of all files of this kind together, of whichever identity.
+        """
+        self.root = parent / f"facet-{kind}-{os.geteuid()}"
         self.identity = identity
         self.budget = budget
         self._own = self.root / identity
@@ -43,8 +46,15 @@ class BlockFolder:
         with self._alone():
             self._make_room(0)
 
-    def write(self, pieces: list[bytes | memoryview]) -> Path:
-        """Make a file of these pieces -> its path, once it is whole. Raises OSError."""
+    def is_being_filled(self) -> bool:
+        """Whether another process writes a file of this identity, or did a moment ago. Raises OSError."""
+        return any(path.suffix == _UNFINISHED and _is_being_written(path) for path in self._own.iterdir())
+
+    def write(self, pieces: list[bytes | memoryview], *, lasting: bool = False) -> Path:
+        """Make a file of these pieces -> its path, once it is whole. Raises OSError.
+
+        `lasting`: nobody looks at all bytes when it is found, so it gets its name when the disk has them.
+        """
         nbytes = sum(len(piece) for piece in pieces)
         path = self._own / f"{time.time_ns():x}-{os.getpid()}{ENDING}"
         part = path.with_suffix(_UNFINISHED)
@@ -57,6 +67,8 @@ class BlockFolder:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 os.ftruncate(file, nbytes)  # from here on it counts for all who share the budget
             write_all(file, pieces)
+            if lasting:
+                os.fsync(file)
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
+from models.loader import LoadOptions
 from models.parallel.parallel import Parallel
 from worker.cache_tiers.host_copies import HostCopies
 from worker.capacity import CacheBudget
@@ -86,6 +87,22 @@ class Device(Protocol):
 
         It may be used within the context, which ends its threads.
         """
+        ...
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The bytes of weights that are pages of files, and that the system counts as available memory."""
+        ...
+
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
+        """What uses weights that an earlier load has packed -> whether they were checked then.
+
+        Raises Misfit, once, if they do not fit the model: load it again.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Do what can wait until the worker is ready, beside its steps."""
         ...
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:

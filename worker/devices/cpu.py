@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from models.layers.attention import CachedAttention
+from models.loader import LoadOptions
 from models.parallel.parallel import Parallel
 from worker.cache_tiers.host_copies import AtOnce, HostCopies, make_copies
 from worker.capacity import GIB, CacheBudget
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, plain_attention_bytes
+from worker.devices.packed_cache import PackedCache
 from worker.host.cpu_threads import count_threads, give_threads
 from worker.host.machine import available_memory, total_memory
 from worker.host.memory import Pages, PageToucher, huge_pages, keep_freed_memory
@@ -50,9 +52,11 @@ class Cpu:
         quantization: str | None = None,
         input_bits: int | None = None,
         most_cache_bytes: int | None = None,
+        packed_gib: float = 0.0,
     ) -> None:
         """`ranks`: how many workers share this machine; `most_cache_bytes`: the most for caches where nobody
-        says how many; the rest is that of `open_kernels`."""
+        says how many; `packed_gib`: GiB of files of packed weights for later starts, 0 for none; the rest is
+        that of `open_kernels`."""
         self._ranks, self._most_cache_bytes = ranks, most_cache_bytes or 4 * GIB
         self._quantization = quantization
         self._weight_bytes = 0
@@ -62,6 +66,8 @@ class Cpu:
         self._has_library = library is not None
         by_torch = torch.backends.cpu.get_cpu_capability()
         self.arithmetic = f"cpu {by_torch} {library.path.name if library else ''}"
+        of_device = self.arithmetic, quantization, input_bits
+        self._packed = PackedCache(packed_gib, of_device) if packed_gib else None
         self.draw = draw_lazily
         self.scan = BY_TORCH if library is None else vocabulary.bind(library)
         self.forbid = token_bounds.forbid if library is None else vocabulary.bind_forbid(library)
@@ -89,6 +95,14 @@ class Cpu:
     def uploading(self) -> AbstractContextManager[None]:
         """Give nothing: weights are used where they lie in their files, or are packed from there."""
         return nullcontext()
+
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
+        return nullcontext(False) if self._packed is None else self._packed.loading(options)
+
+    def begin(self) -> None:
+        """Keep packed weights for the next start."""
+        if self._packed is not None:
+            self._packed.save()
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Give torch all threads if no weights are packed (float16, transformers' layers): it computes."""
@@ -130,7 +144,7 @@ class Cpu:
 
         Pages are made when they are first used, so the budget is a ceiling.
         """
-        available, total = available_memory(), total_memory()
+        available, total = available_memory() - self.mapped_bytes, total_memory()
         most = max(0, total // self._ranks - self._weight_bytes)
         if share is None:
             own = min(self._most_cache_bytes, available * _CACHE_PERCENT // 100) // self._ranks
@@ -138,6 +152,10 @@ class Cpu:
         asked = int(total * share) // self._ranks - self._weight_bytes
         budget = min(asked, available // self._ranks - reserve)
         return CacheBudget(max(0, budget), "--gpu-memory-utilization", most)
+
+    @property
+    def mapped_bytes(self) -> int:
+        return 0 if self._packed is None else self._packed.mapped_bytes
 
     def held_bytes(self, reserve: int) -> int:
         """Return 0: the system counts the host's memory."""

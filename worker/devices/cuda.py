@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from models import ops
 from models.checkpoint.files import Upload
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
+from models.loader import LoadOptions
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
@@ -64,6 +65,7 @@ _HOPPER = 9
 
 class Cuda:
     kernels: Mapping[str, Callable[..., Any]]
+    mapped_bytes = 0
     scan = BY_TORCH
     forbid = staticmethod(token_bounds.forbid)
 
@@ -181,6 +183,12 @@ class Cuda:
 
     def uploading(self) -> AbstractContextManager[Upload]:
         return pinned_upload(self.target)
+
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
+        """Keep nothing: weights are not packed for a card."""
+        return nullcontext(False)
+
+    def begin(self) -> None: ...
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""

@@ -60,7 +60,8 @@ def _find_device(config: WorkerConfig) -> Device:
             if asked.device == "auto" and place.local_rank == 0 and (reason := _why_no_cuda()):
                 logger.warning("the model is served on the CPU: %s", reason)
             threads, bits = asked.cpu_threads, _input_bits(config)
-            return Cpu(threads, place.local_ranks, made, bits, config.most_cache_bytes)
+            kept = asked.packed_cache_gib if asked.packed_cache else 0.0
+            return Cpu(threads, place.local_ranks, made, bits, config.most_cache_bytes, kept)
         case "cuda":
             raise ValueError(f"--device cuda was asked for, but {_why_no_cuda() or _why_no_card()}")
         case other:

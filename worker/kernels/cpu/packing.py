@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,22 @@ class _Plan:
     order: Tensor | None = None
 
 
+class Kept(Protocol):
+    """Memory of matrices that an earlier load has packed, in the same order."""
+
+    def find(self, form: bytes, nbytes: int) -> Tensor | None:
+        """The memory of the next matrix, which is described so; None if it has to be packed."""
+        ...
+
+    def add(self, form: bytes, memory: Tensor) -> None:
+        """Note a matrix that was packed."""
+        ...
+
+
+kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
+"""The matrices of an earlier load, which this thread need not pack again."""
+
+
 def word_splitter(library: Library) -> Callable[..., Tensor]:
     """`split_words` for `models.ops.use`."""
     split = library.function("split_words")
@@ -170,19 +187,29 @@ class Packer:
         """Pack a matrix of any size, not quantized, into memory that is freed with it."""
         plan = self._plan_plain([matrix], False, None, 1)
         size = self._size(ctypes.addressof(plan.described))
-        return _packed(plan, torch.empty(size, dtype=torch.uint8))
+        packed = _packed(plan, torch.empty(size, dtype=torch.uint8))
+        plan.fill(packed.address)
+        return packed
 
     def rows_alone(self, matrix: Tensor) -> Packed:
         """Lay out a matrix [outputs, inputs] as a row of outputs for each input, in memory of its own."""
         plan = self._plan_plain([matrix], False, None, 1)
-        return _packed(replace(plan, fill=lambda described: None), matrix.t().contiguous().view(torch.uint8))
+        return _packed(plan, matrix.t().contiguous().view(torch.uint8))
 
     def _filled(self, plans: Sequence[_Plan]) -> tuple[Tensor, list[Packed]]:
         """Pack what is planned into one piece of memory."""
         sizes = [self._size(ctypes.addressof(plan.described)) for plan in plans]
-        memory = self._arena.take(sum(sizes))
-        pieces = memory.split(sizes)
-        return memory, [_packed(plan, piece) for plan, piece in zip(plans, pieces, strict=True)]
+        form = b"".join(_form(plan) for plan in plans)
+        earlier = kept.get()
+        found = None if earlier is None else earlier.find(form, sum(sizes))
+        memory = self._arena.take(sum(sizes)) if found is None else found
+        packed = [_packed(plan, piece) for plan, piece in zip(plans, memory.split(sizes), strict=True)]
+        if found is None:
+            for plan, matrix in zip(plans, packed, strict=True):
+                plan.fill(matrix.address)
+            if earlier is not None:
+                earlier.add(form, memory)
+        return memory, packed
 
     def _plans(
         self, parts: Sequence[Matrix], gated: bool, scheme: Scheme | None, sections: int | None
@@ -275,14 +302,21 @@ def _grouped_part(part: Grouped) -> tuple[Any, ...]:
     )
 
 
+def _form(plan: _Plan) -> bytes:
+    """The description of a matrix without its addresses."""
+    described = _Weights.from_buffer_copy(plan.described)
+    described.order = None if plan.order is None else 1
+    return bytes(described)
+
+
 def _packed(plan: _Plan, memory: Tensor) -> Packed:
+    """A matrix in this memory, which `plan.fill` has filled or is to fill."""
     described, packed = plan.described, Packed(memory, requires_grad=False)
     packed.described, packed.address = described, ctypes.addressof(described)
     packed.inputs, packed.outputs, packed.order, packed.apart = plan.inputs, described.outputs, plan.order, ()
     packed.columns = described.outputs // 2 if described.gated else described.outputs
     packed.numbers, packed.bytes_before = plan.dtype, plan.bytes_before
     described.panels = packed.data_ptr()
-    plan.fill(packed.address)
     return packed
 
 

@@ -1,0 +1,216 @@
+"""Packed weights in the cache folder: mapped ones are the packed ones bit by bit, or are not used at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_checkpoint
+
+from models import ops
+from models.config import read_config
+from models.loader import LoadOptions
+from models.parallel.parallel import Parallel
+from worker.cache_tiers import block_folder
+from worker.cache_tiers.block_folder import BlockFolder
+from worker.devices import packed_cache
+from worker.devices.cpu import Cpu
+from worker.devices.packed_cache import PackedCache, PackedMatrices, find_packed, write_packed
+from worker.kernels.cpu.packing import Packed
+from worker.model_loading import load_weights
+
+FORMS = [b"first", b"second"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 1)
+
+
+def options_of(folder: Path) -> LoadOptions:
+    return LoadOptions(read_config(folder), folder, dtype=torch.float32)
+
+
+def matrices() -> PackedMatrices:
+    packed = PackedMatrices()
+    for form in FORMS:
+        packed.add(form, torch.arange(5000).to(torch.uint8))
+    return packed
+
+
+def kept_in(tmp_path: Path, identity: str = "one", budget: int = 1 << 30) -> BlockFolder:
+    folder = BlockFolder(tmp_path, identity, budget, "packed")
+    assert write_packed(folder, matrices())
+    return folder
+
+
+def files(tmp_path: Path, ending: str = "*.blocks") -> list[Path]:
+    return sorted(tmp_path.rglob(ending))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_mapped_weights_are_the_packed_ones(
+    checkpoint: Path, tmp_path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path)
+    found: list[list[bytes]] = []
+    for mapped in (False, True):
+        device = Cpu(1, quantization=quantization, packed_gib=1.0)
+        ops.use(device.kernels)
+        model = load_weights(options_of(checkpoint), device, lambda *_: None)
+        assert bool(device.mapped_bytes) is mapped
+        writer = device._packed.save() if device._packed else None  # pyright: ignore[reportPrivateUsage]
+        if writer:
+            writer.join(30)
+        packed = [each for each in model.parameters() if isinstance(each, Packed)]
+        found.append([each.detach().numpy().tobytes() for each in packed])
+    assert found[0] == found[1] and len(found[0]) > 4 and len(files(tmp_path)) == 1
+
+
+def test_another_model_a_share_or_kernels_are_others(checkpoint: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy", copy_function=shutil.copy2)
+    options = options_of(copy)
+    cache = PackedCache(1.0, ("amx",), tmp_path)
+
+    def folder(of: LoadOptions = options, cache: PackedCache = cache) -> str:
+        opened = cache._open_folder(of)  # pyright: ignore[reportPrivateUsage]
+        return "" if opened is None else opened.identity
+
+    known = {folder()}
+    assert folder() in known
+    for other in (
+        replace(options, dtype=torch.bfloat16),
+        replace(options, parallel=Parallel(0, 2)),
+        replace(options, parallel=Parallel(1, 2)),
+        replace(options, max_len=7),
+    ):
+        assert folder(other) not in known
+        known.add(folder(other))
+    assert folder(cache=PackedCache(1.0, ("avx2",), tmp_path)) not in known
+    os.utime(copy / "model.safetensors", (1, 1))
+    assert folder() not in known
+    assert folder(replace(options, trust_remote_code=True)) == ""
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def change(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o622)
+
+
+@pytest.mark.parametrize("damage", [cut, change, empty, open_to_others])
+def test_a_damaged_file_is_not_used_and_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder = kept_in(tmp_path)
+    assert find_packed(folder).is_found
+    damage(files(tmp_path)[0])
+    assert not find_packed(folder).is_found
+    assert write_packed(folder, matrices())
+    assert find_packed(folder).is_found and len(files(tmp_path)) == 1
+
+
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kept_in(tmp_path)
+    part = files(tmp_path)[0].rename(files(tmp_path)[0].with_suffix(".part"))
+    assert not find_packed(folder).is_found
+    assert write_packed(folder, matrices())
+    assert find_packed(folder).is_found and not part.exists()
+
+
+def test_of_two_that_pack_at_once_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = (BlockFolder(tmp_path, "one", 1 << 30, "packed") for _ in range(2))
+    begun, go_on = threading.Event(), threading.Event()
+    write_all = block_folder.write_all
+
+    def slowly(file: int, pieces: list[bytes | memoryview]) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        write_all(file, pieces)
+
+    monkeypatch.setattr(block_folder, "write_all", slowly)
+    writer = threading.Thread(target=write_packed, args=(folder, matrices()))
+    writer.start()
+    assert begun.wait(30)
+    assert not write_packed(other, matrices())
+    go_on.set()
+    writer.join(30)
+    assert find_packed(other).is_found and len(files(tmp_path)) == 1
+
+
+def test_the_least_recently_used_go(tmp_path: Path) -> None:
+    folders = [kept_in(tmp_path, name, 40_000) for name in ("a", "b")]
+    for place, path in enumerate(sorted(files(tmp_path), key=lambda path: path.parent.name)):
+        os.utime(path, (place, place))
+    assert find_packed(folders[0]).is_found  # it is used, so that the other one goes
+    kept_in(tmp_path, "c", 40_000)
+    assert [path.parent.name for path in files(tmp_path)] == ["a", "c"]
+
+
+def test_a_full_disk_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(block_folder, "write_all", fail)
+    folder = BlockFolder(tmp_path, "one", 1 << 30, "packed")
+    with caplog.at_level(logging.INFO):
+        packed_cache._write_all([(folder, matrices())])  # pyright: ignore[reportPrivateUsage]
+    assert "the next start packs again: [Errno 28] No space left on device" in caplog.text
+    assert not files(tmp_path) and not files(tmp_path, "*.part")
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with (
+        caplog.at_level(logging.INFO),
+        PackedCache(1.0, (), tmp_path / "file").loading(options_of(checkpoint)) as is_checked,
+    ):
+        assert not is_checked
+    assert "packed weights are not kept" in caplog.text
+
+
+def test_a_file_of_other_matrices_is_given_up(checkpoint: Path, tmp_path: Path) -> None:
+    cache, options = PackedCache(1.0, (), tmp_path), options_of(checkpoint)
+    folder = cache._open_folder(options)  # pyright: ignore[reportPrivateUsage]
+    assert folder is not None and write_packed(folder, matrices())
+    with pytest.raises(packed_cache.Misfit, match="fewer"), cache.loading(options) as is_checked:
+        assert is_checked
+    assert not files(tmp_path)
+    with cache.loading(options) as is_checked:
+        assert not is_checked
+
+
+def test_matrices_come_in_their_order_or_not_at_all(tmp_path: Path) -> None:
+    found = find_packed(kept_in(tmp_path))
+    assert found.find(FORMS[0], 5000) is not None
+    with pytest.raises(packed_cache.Misfit, match="matrix 1 has another form"):
+        found.find(FORMS[0], 5000)
+    assert found.find(FORMS[1], 5000) is not None
+    with pytest.raises(packed_cache.Misfit, match="more"):
+        found.find(FORMS[1], 5000)
