@@ -32,6 +32,7 @@ LAST_LINES_SECONDS = 0.5
 _STDERR = 2
 _PR_SET_NAME, _LONGEST_NAME = 15, 15  # a number of prctl, and the bytes of a name that Linux keeps
 _JSON = "+json"
+_DATE = "%Y-%m-%d %H:%M:%S"
 _FILE = "@"
 """Stands before the path of a file of settings in a style."""
 _CLEAR_LINE = "\x1b[K"
@@ -70,7 +71,7 @@ def setup(process: str, style: str) -> None:
     else:
         clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
         form = f"{clear}%(asctime)s %(levelname)-7s {process}: %(message)s"
-        handler.setFormatter(_Formatter(form, "%Y-%m-%d %H:%M:%S"))
+        handler.setFormatter(_Formatter(form, _DATE))
     if isinstance(sys.stderr, _Stderr):
         sys.stderr.process = process if as_json else None
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -223,7 +224,26 @@ def _open_standard_files() -> None:
         os.set_inheritable(number, True)
 
 
+def write_info(logger: logging.Logger, message: str) -> bool:
+    """Write the line of a record at INFO without making the record; returns False if somebody else handles or
+    filters records of this logger."""
+    handlers = logging.root.handlers
+    if len(handlers) != 1 or type(handlers[0]) is not _Handler or not logger.isEnabledFor(logging.INFO):
+        return False
+    each: logging.Logger | None = logger
+    while each is not None and each is not logging.root:
+        if each.handlers or each.filters or not each.propagate:
+            return False
+        each = each.parent
+    handlers[0].write_info(logger.name, message)
+    return True
+
+
 class _Handler(logging.Handler):
+    def write_info(self, name: str, message: str) -> None:
+        if isinstance(self.formatter, (_Formatter, _JsonFormatter)):
+            _writer().put(_encoded(self.formatter.info_line(name, message) + "\n"))
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
@@ -235,6 +255,15 @@ class _Handler(logging.Handler):
 
 class _Formatter(logging.Formatter):
     """A record is one line and a traceback is indented, so no text from outside can look like a record."""
+
+    _second, _stamp = 0, ""
+    """The last second of which a line was made without a record, and how it is written."""
+
+    def info_line(self, name: str, message: str) -> str:
+        if (now := int(time.time())) != self._second:
+            self._second, self._stamp = now, time.strftime(_DATE, time.localtime(now))
+        fields = {"asctime": self._stamp, "levelname": "INFO", "message": printable(message)}
+        return self._fmt % fields if self._fmt else message
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message.rstrip("\n"))
@@ -250,6 +279,9 @@ class _JsonFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
+
+    def info_line(self, name: str, message: str) -> str:
+        return _json_line(self._process, time.time(), "INFO", message, {"logger": name})
 
     def format(self, record: logging.LogRecord) -> str:
         more = {"logger": record.name}

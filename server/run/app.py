@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from importlib.metadata import version
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
@@ -95,7 +96,18 @@ _ERRORS = {
 }
 
 
-class DocumentedApp(FastAPI):
+class Application(FastAPI):
+    """FastAPI with a description of errors, and with our middleware before it instead of in its own stack.
+
+    A request for a plain path is answered before any of FastAPI's middleware, which would do nothing for it.
+    """
+
+    entry: ASGIApp
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        scope["app"] = self
+        return self.entry(scope, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         known = self.openapi_schema is not None
         schema = super().openapi()
@@ -191,21 +203,21 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(ClientDisconnect, count_gone)
-    app.add_middleware(PathTable, routers=routers)
+    entry: ASGIApp = PathTable(super(Application, app).__call__, routers)
     if isinstance(frontend, ManyModels):
-        app.add_middleware(ModelChoice, models=frontend)
+        entry = ModelChoice(entry, models=frontend)
     else:
         if config.engine.worker.lora.enable_lora:
             frontend.adapters = ServedAdapters(frontend)
-            app.add_middleware(AdapterChoice, frontend=frontend, adapters=frontend.adapters)
-    _add_middleware(
-        app, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
+            entry = AdapterChoice(entry, frontend=frontend, adapters=frontend.adapters)
+    entry = _behind_middleware(
+        entry, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
     )
     for name in config.plugins.middleware:
-        _add_plugged(app, name)
+        entry = _plugged(entry, name)
     endpoint = config.reports.otlp_traces_endpoint
     traces = None if endpoint is None else Traces(endpoint)
-    app.add_middleware(HttpMetrics, metrics=frontend.metrics, traces=traces)
+    app.entry = HttpMetrics(entry, frontend.metrics, traces)
     return app
 
 
@@ -250,18 +262,17 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
     ]
 
 
-def _add_plugged(app: FastAPI, name: str) -> None:
-    """Add middleware of the operator's own, as a class or a function, before all that is added so far.
+def _plugged(app: ASGIApp, name: str) -> ASGIApp:
+    """Returns the application behind middleware of the operator's own, a class or a function.
 
     Raises ValueError if it cannot be used.
     """
     found = load_plugin("--middleware", name)
     if isinstance(found, type):
-        app.add_middleware(found)
-    elif iscoroutinefunction(found):
-        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
-    else:
-        raise ValueError(f"--middleware {name}: it is neither a class nor an async function")
+        return found(app)
+    if iscoroutinefunction(found):
+        return BaseHTTPMiddleware(app, dispatch=found)
+    raise ValueError(f"--middleware {name}: it is neither a class nor an async function")
 
 
 def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
@@ -273,8 +284,8 @@ def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
     return head_check(frontend.admissions, paths, frontend.access)
 
 
-def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
-    app = DocumentedApp(
+def _make_app(routers: Sequence[APIRouter]) -> Application:
+    app = Application(
         title="Facet",
         openapi_tags=[{"name": name, "description": text} for name, text in api_page.GROUPS.items()],
         version=version("facet-serve"),
@@ -288,22 +299,24 @@ def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
     return app
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, access: Access, names: Sequence[str]) -> None:
-    """Adds the middleware. What is added later is passed earlier. `names` are those of the only model."""
+def _behind_middleware(app: ASGIApp, config: ServerConfig, access: Access, names: Sequence[str]) -> ASGIApp:
+    """Returns the application behind the middleware. What is put around it later is passed earlier. `names`
+    are those of the only model."""
     address = config.host if config.uds is None else None
     hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
-    app.add_middleware(HeaderChecks, hosts=hosts)
+    app = HeaderChecks(app, hosts=hosts)
     if access.is_guarded:
-        app.add_middleware(KeyCheck, access=access, names=names)
+        app = KeyCheck(app, access=access, names=names)
     if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
     if config.enable_request_id_headers:
-        app.add_middleware(RequestIds)
+        app = RequestIds(app)
     if config.reports.enable_timing_headers:
-        app.add_middleware(TimingHeaders)
+        app = TimingHeaders(app)
+    return app

@@ -23,7 +23,7 @@ from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.hosts_and_proxies import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import RenewableTls
-from server.http.middleware import AccessLogFilter
+from server.http.middleware import AccessLog
 from server.options.server_flags import ServerConfig
 from server.run.app import create_app, early_admission
 
@@ -96,11 +96,10 @@ class HttpServer(uvicorn.Server):
 
 def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: FastAPI) -> uvicorn.Config:
     if not config.log.disable_uvicorn_access_log:
-        access_log = logging.getLogger("uvicorn.access")
-        access_log.setLevel(logging.INFO)
-        access_log.addFilter(AccessLogFilter(config.log.quiet_paths))
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     options = uvicorn.Config(
         app,
+        interface="asgi3",
         loop="none",  # it runs in ours
         ws="none",
         lifespan="off",
@@ -117,6 +116,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: 
         DeadlineTimer(loop.time, loop.call_later),
         RefusalLog(loop.call_later),
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
+        access_log=AccessLog(config.log.quiet_paths),
         check_head=early_admission(frontend),
         proxies=TrustedProxies(options.forwarded_allow_ips),
         max_head=config.connections.h11_max_incomplete_event_size,

@@ -280,3 +280,20 @@ def test_a_file_of_settings_that_cannot_be_used(tmp_path: Path, content: str | N
 def test_a_machine_without_the_file_logs_as_usual(capfd: pytest.CaptureFixture[str]) -> None:
     logs.setup("rank 1", logs.style("info", "text", "/nowhere/logging.json"))
     assert "the log is written as usual" in written(capfd)
+
+
+@pytest.mark.parametrize("style", ["info", "info+json"])
+def test_a_line_without_a_record_is_that_of_a_record(style: str, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("server", style)
+    logger = logging.getLogger("worker.access")
+    assert logs.write_info(logger, "a\x1bb")
+    logger.info("a\x1bb")
+    first, second = written(capfd).splitlines()
+    if style == "info":
+        assert first[19:] == second[19:]
+    else:
+        assert {**json.loads(first), "time": ""} == {**json.loads(second), "time": ""}
+
+
+def test_who_handles_records_of_its_own_gets_them(caplog: pytest.LogCaptureFixture) -> None:
+    assert not logs.write_info(logging.getLogger("worker.access"), "a")  # the test's own handler wants it

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 MOST_LINES = 1000
 """Lines that wait to be written, at most."""
 _MOST_AT_ONCE = 100
-_PAUSE = 0.01
+_PAUSE = 0.05
 """Seconds between two writes; lines that come meanwhile are written together, which spares their senders."""
 
 

@@ -7,6 +7,7 @@ it becomes. What is refused here is answered in the shape of all our errors, and
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from server.http.connection.deadline_timer import NEVER, DeadlineTimer
 from server.http.connection.hosts_and_proxies import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import bytes_taken, unread_bytes
+from server.http.middleware import AccessLog
 
 Wait = Literal[
     "nothing", "first byte", "head", "body", "rest of body", "next request", "reader", "to be closed"
@@ -46,6 +48,7 @@ class Shared:
     log: RefusalLog
     on_refusal: Callable[[int], None]
     """A function that is told the status of each refusal."""
+    access_log: AccessLog = field(default_factory=AccessLog)
     check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
     """A function of a request's method, target and scope. It tells why it is refused, if it is."""
     proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies("127.0.0.1,::1"))
@@ -98,6 +101,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.url, self.headers = b"", []
+        self.access_logger = cast(Any, shared.access_log)
         self._shared = shared
         self._timer = shared.timer
 
@@ -344,7 +348,7 @@ class Connection(HttpToolsProtocol):
             self._wait_for_reader()
         elif unread > limits.MUCH or self._silences == limits.MOST_SILENCES:
             text = "%s:%d - connection ended; its client reads nothing, and %d bytes wait for it"
-            self.access_logger.info(text, *(self.client or ("", 0)), unread)
+            logging.getLogger("uvicorn.access").info(text, *(self.client or ("unix", 0)), unread)
             self.transport.abort()
         else:
             self._timer.set(self, limits.READER_SECONDS)

@@ -28,7 +28,7 @@ class RefusalLog:
         if not self._lines:
             self._call_later(SECONDS, self._end_second)
         self._lines += 1
-        host, port = client or ("", 0)
+        host, port = client or ("unix", 0)
         self._logger.info("%s:%d - connection ended; %d: %s", host, port, status, message)
 
     def _end_second(self) -> None:

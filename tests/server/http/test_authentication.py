@@ -13,7 +13,7 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
 from engine_core.config import EngineConfig
-from server.http.middleware import AccessLogFilter
+from server.http.middleware import AccessLog
 from server.options.connection_options import ConnectionOptions
 from server.options.option_parsing import options_of
 from server.options.server_flags import AccessOptions, ReportOptions, ServerConfig
@@ -284,21 +284,19 @@ async def test_a_request_takes_no_more_places_than_its_key_may_have(path: Path) 
     assert many.status_code == 200, "so many texts take turns"
 
 
-async def test_the_access_log_names_the_key(path: Path) -> None:
+async def test_the_access_log_names_the_key(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     guarded = Guarded(path, entry("alice"))
     values = ("1.2.3.4:5", "POST", "/v1/completions", "1.1", 200)
-    record = logging.LogRecord("x", logging.INFO, "", 0, "%s - %s %s HTTP/%s %d", values, None)
-    seen: list[str] = []
     generate = guarded.frontend.generate
 
     def spying(*args: Any, **kwargs: Any) -> Any:
-        AccessLogFilter().filter(record)
-        seen.append(record.getMessage())
+        AccessLog().info("%s - %s %s HTTP/%s %d", *values)
         return generate(*args, **kwargs)
 
     guarded.frontend.generate = spying  # type: ignore[method-assign]
-    await guarded.post("alice")
-    assert seen == ["1.2.3.4:5 alice - POST /v1/completions HTTP/1.1 200"]
+    with caplog.at_level(logging.INFO):
+        await guarded.post("alice")
+    assert caplog.messages[:1] == ["1.2.3.4:5 alice - POST /v1/completions HTTP/1.1 200"]
     assert not guarded.frontend.admissions.live
 
 
