@@ -52,6 +52,9 @@ class RequestState:
     """The client. The check of heads or that of keys sets it to the holder of the key that the request has,
     and whoever asks on behalf of an owner to that; the choice of a model narrows it to the quotas for that
     model. Where nobody has set it, the endpoint sets it to the client at the address."""
+    keep_turn: Callable[[Any], None] | None = None
+    """Takes the `Turn` that an answer adds to a conversation, in place of the database. Who asks on behalf
+    of an owner sets it, and writes the turn together with the answer, so that it is added once."""
     admission: Admission | None = None
     """The places that the request has. The check of heads takes the first if it can, `admit` the
     others, and the outermost middleware gives all back."""

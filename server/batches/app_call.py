@@ -13,6 +13,7 @@ from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
 from server.access.request_state import state_of
 from server.batches.line_format import pause_of
+from server.batches.responses import Turn
 
 PRIORITY = b"1000000000"
 """Above 0, it makes the request background work; under the policy by priority it is the last of all."""
@@ -29,6 +30,8 @@ _MOST_LOADS = 5
 class Answer(NamedTuple):
     status: int
     body: bytes
+    turn: Turn | None = None
+    """What the answer adds to a conversation, which is not written yet."""
 
 
 class OwnerCalls:
@@ -53,13 +56,15 @@ class OwnerCalls:
         """
         failed_loads = 0
         while True:
-            scope = _scope(path, request_id)
+            scope, turns = _scope(path, request_id), list[Turn]()
+            state = state_of(scope)
+            state.keep_turn = turns.append
             if (caller := self._caller(owner)) is not None:
-                state_of(scope).caller = caller
+                state.caller = caller
             pause, answer = await self._send(scope, body, on_part)
             failed_loads += _LOAD_FAILED in answer.body
             if answer.status not in _BUSY or failed_loads == _MOST_LOADS:
-                return answer
+                return answer._replace(turn=turns[0]) if turns else answer
             await asyncio.sleep(pause)
 
     def _caller(self, owner: str) -> Caller | None:

@@ -209,7 +209,7 @@ class BatchRun:
         id = new_id("batch_req_")
         answer = await self._calls.answer(self.record.owner, line.url, bytes(line.body), id)
         output = answered(id, line.custom_id, answer.status, body_of(answer.body))
-        await self._lines.keep(Result(number, answer.status != 200, msgspec.json.encode(output)))
+        await self._lines.keep(Result(number, answer.status != 200, msgspec.json.encode(output), answer.turn))
 
     def _note_left(self) -> None:
         """Write an error for each line that was not answered before the batch ended."""

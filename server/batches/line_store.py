@@ -7,6 +7,7 @@ many rows travel as one: as a list in JSON, or as the values of one statement.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 import zlib
@@ -16,15 +17,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from server.batches.conversations import Conversations
 from server.batches.database import Database
 from server.batches.folder import FileRecord, Folder, NewFile, add_file, damaged_content, read_row
 from server.batches.line_format import BatchLine, read_line
 from server.batches.records import BatchRecord, BatchState, set_state
+from server.batches.responses import Turn
+from server.errors import ApiError
 
 _SLICE, _SLICE_BYTES, _REST = 64, 1 << 20, 0.001
 """Lines or bytes that are read in one go, and the seconds for which the event loop then runs alone."""
 _NAMES = 2000
 """Names of lines that are read or written in one go."""
+
+_log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
@@ -32,6 +38,8 @@ class Result(NamedTuple):
     failed: bool
     line: bytes
     """The line of the output, without its end."""
+    turn: Turn | None = None
+    """What it adds to a conversation."""
 
 
 class InputLine(NamedTuple):
@@ -79,6 +87,7 @@ class BatchLines:
     def __init__(self, folder: Folder, record: BatchRecord) -> None:
         self._folder, self._record = folder, record
         self._database: Database = folder.database
+        self._conversations = Conversations(folder)
         self._new: list[tuple[int, str, int, int, int]] = []
         self._waiting: list[Result] = []
         self._turn = asyncio.Lock()
@@ -150,9 +159,14 @@ class BatchLines:
                 await asyncio.to_thread(self.add, taken)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Add results of lines that have none, so that they are on the disk afterwards."""
+        """Add results of lines that have none, so that they are on the disk afterwards.
+
+        The same transaction adds their turns to conversations, so that each is there once, whenever the
+        process ends.
+        """
         id, counts = self._record.id, [0, 0]
         with self._database.write() as writer:
+            results = [self._add_turn(writer, each, each.turn) if each.turn else each for each in results]
             for failed in (False, True):
                 some = [each for each in results if each.failed == failed]
                 if some:
@@ -169,6 +183,23 @@ class BatchLines:
             )
             if not counted.rowcount:  # it has ended, by another process
                 writer.execute("DELETE FROM results WHERE batch = ?", (id,))
+
+    def _add_turn(self, writer: Any, result: Result, turn: Turn) -> Result:
+        """Add the turn of a line that has no result yet. Returns the result, which says if that cannot be."""
+        unanswered = (
+            "SELECT 1 FROM batches WHERE id = ? AND ended_at IS NULL AND NOT EXISTS "
+            "(SELECT 1 FROM results WHERE batch = batches.id AND number = ?)"
+        )
+        if writer.execute(unanswered, (self._record.id, result.number)).fetchone():
+            try:
+                self._conversations.add_in(writer, turn.owner, turn.conversation, turn.items)
+            except ApiError as error:
+                said = "line %d of %s is not added to its conversation: %s"
+                _log.warning(said, result.number, self._record.id, error)
+                line = msgspec.json.decode(result.line)
+                line["response"]["body"]["conversation"] = None
+                return result._replace(line=msgspec.json.encode(line))
+        return result
 
     def publish(self, state: BatchState) -> None:
         """Make files of the results, and end the batch. It may be done again after a kill."""

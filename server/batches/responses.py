@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -63,6 +63,21 @@ class KeptAnswer(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     id: str
+
+
+class Turn(NamedTuple):
+    """What a request adds to a conversation of its owner."""
+
+    owner: str
+    conversation: str
+    asked: bytes
+    """The body of the request as it came."""
+    answer: KeptAnswer
+
+    @property
+    def items(self) -> list[Any]:
+        """The items of the body's input, and of its answer."""
+        return list(map(msgspec.json.decode, [*items_of(self.asked), *self.answer.output]))
 
 
 class _Item(msgspec.Struct):
@@ -224,7 +239,8 @@ class KeptResponses:
         now, told = time.time(), msgspec.json.decode(answer, type=KeptAnswer)
         conversation = told.conversation if told.status in _ANSWERED else None
         full = self.folder.full() if conversation is not None and not self.folder.has_room() else None
-        items = [] if conversation is None else _turn(found.request, told)
+        turn = conversation and Turn(found.owner, conversation.id, found.request, told)
+        items = turn.items if turn else []
         with self._database.write() as writer:
             waits = "SELECT 1 FROM responses WHERE number = ? AND waits"
             if not writer.execute(waits, (found.number,)).fetchone():
@@ -275,10 +291,9 @@ class KeptResponses:
         ]
         return page_of(shown, len(items) > asked.limit)
 
-    def add_turn(self, owner: str, conversation: str, asked: bytes, answer: bytes) -> None:
-        """Adds the input of a body, and the output of its answer, to a conversation. Errors: see there."""
-        items = _turn(asked, msgspec.json.decode(answer, type=KeptAnswer))
-        self.conversations.add(owner, conversation, items)
+    def add_turn(self, turn: Turn) -> None:
+        """Adds a turn to its conversation. Errors: see there."""
+        self.conversations.add(turn.owner, turn.conversation, turn.items)
 
     # Those that are continued.
 
@@ -337,11 +352,6 @@ def _kept(row: Any) -> KeptResponse:
 def items_of(asked: bytes) -> list[msgspec.Raw]:
     """The input of a body as items."""
     return _items(msgspec.json.decode(asked, type=_Asked).input)
-
-
-def _turn(asked: bytes, answer: KeptAnswer) -> list[Any]:
-    """The items of a body's input, and of its answer."""
-    return list(map(msgspec.json.decode, [*items_of(asked), *answer.output]))
 
 
 def _items(input: str | Sequence[msgspec.Raw]) -> list[msgspec.Raw]:

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.access.request_state import state_of
 from server.batches.bodies import Deleted
 from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
-from server.batches.responses import KeptResponses
+from server.batches.responses import KeptAnswer, KeptResponses, Turn
 from server.errors import ApiError, BadRequest, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
@@ -46,10 +47,17 @@ async def keep_response(request: Request, id: str, answer: bytes) -> bool:
 
 
 async def add_to_conversation(request: Request, id: str, answer: bytes) -> bool:
-    """Adds the input of a request, and the output of its answer, to a conversation, if that is possible."""
+    """Adds the input of a request, and the output of its answer, to a conversation, if that is possible.
+
+    A line of a batch leaves that to the batch.
+    """
     state = state_of(request.scope)
-    given = (state.caller.key_name, id, bytes(state.sent), answer)
-    return await _try(f"a response of {id}", kept_of(request).add_turn, *given)
+    told = msgspec.json.decode(answer, type=KeptAnswer)
+    turn = Turn(state.caller.key_name, id, bytes(state.sent), told)
+    if state.keep_turn is not None:
+        state.keep_turn(turn)
+        return True
+    return await _try(f"a response of {id}", kept_of(request).add_turn, turn)
 
 
 async def _try(what: str, work: Callable[..., object], *given: object) -> bool:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from server.access.client_identity import ANYONE
 from server.batches.database import Database
 from server.batches.folder import Upload
+from server.batches.line_store import BatchLines
 from server.options.server_flags import AccessOptions, BatchOptions
 from server.routes import batches
 
@@ -339,3 +340,43 @@ async def test_a_conversation_belongs_to_the_key_by_which_it_was_made(app: ASGIA
         client.headers.update(KEYS[1])
         assert (await client.get(items)).status_code == 404
         await refusal(client, "/v1/responses", status=404, input="a", **conversation)
+
+
+async def _answered(client: httpx.AsyncClient, *lines: bytes) -> list[Any]:
+    """The bodies of the answers to lines that ask for responses."""
+    file = (await upload(client, b"".join(lines))).json()
+    batch = await finished(client, input_file_id=file["id"], endpoint="/v1/responses")
+    content = (await client.get(f"/v1/files/{batch['output_file_id']}/content")).content
+    return [json.loads(each)["response"]["body"] for each in content.splitlines()]
+
+
+async def test_a_line_whose_process_is_killed_before_its_result_is_written_is_added_once(app: Any) -> None:
+    add, calls = BatchLines.add, list[str]()
+
+    def fails_once(lines: BatchLines, results: Any) -> None:
+        calls.append("add")
+        if len(calls) == 1:
+            raise OSError
+        add(lines, results)
+
+    with patch.object(BatchLines, "add", fails_once), patch("server.batches.runner.AGAIN_SECONDS", 0.01):
+        async with working(app) as client:
+            id = (await post(client, "/v1/conversations"))["id"]
+            [found] = await _answered(client, line("a", "/v1/responses", input="hi", conversation=id))
+            items = (await client.get(f"/v1/conversations/{id}/items")).json()["data"]
+    assert found["conversation"] == {"id": id} and [item["role"] for item in items] == ["assistant", "user"]
+    assert len(calls) == 2
+
+
+async def test_a_line_says_when_its_conversation_is_gone_by_then(app: Any) -> None:
+    add = BatchLines.add
+
+    def add_late(lines: BatchLines, results: Any) -> None:
+        app.state.runner.kept.conversations.delete("alice", id)
+        add(lines, results)
+
+    with patch.object(BatchLines, "add", add_late):
+        async with working(app) as client:
+            id = (await post(client, "/v1/conversations"))["id"]
+            [found] = await _answered(client, line("a", "/v1/responses", input="hi", conversation=id))
+    assert found["status"] == "completed" and found["conversation"] is None
