@@ -30,6 +30,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     engine: int
     protocol: str
+    process: str = ""
+    """A random name of its process: requests go to that one, and not to the next, unknown yet."""
 
 
 class Join(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -1,10 +1,12 @@
 """The sockets between API servers and engines, and the frames in which messages pass through them.
 
 Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into which
-answers come; each engine connects a DEALER and a PUSH to every server. The sockets lie in a folder that only
-this user may enter; for engines on other machines the same two sockets listen on TCP as well, to those who
-hold the cluster's keys. A message is one frame, and further ones if it holds media. One that cannot be read
-is counted, logged and dropped: it never ends a loop.
+answers come; each engine connects a DEALER and a PUSH to every server. The name is that of the engine's
+process, which a server learns with its first answer: a request that was sent to one that has ended does not
+reach the next one, which may not know yet which weights to use, or that all are paused. The sockets lie in a
+folder that only this user may enter; for engines on other machines the same two sockets listen on TCP as
+well, to those who hold the cluster's keys. A message is one frame, and further ones if it holds media. One
+that cannot be read is counted, logged and dropped: it never ends a loop.
 
 An API server's client reads its sockets from the event loop's own poll (`SocketLink`): no task, lock or queue
 per token.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -91,9 +94,9 @@ class EngineEnd:
     """An engine's sockets to one API server."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: Address, engine: int) -> None:
-        self._engine = engine
+        self._hello = Hello(engine=engine, protocol=PROTOCOL, process=secrets.token_hex(4))
         dealer = _socket(context, zmq.DEALER)
-        dealer.setsockopt(zmq.ROUTING_ID, _engine_name(engine))
+        dealer.setsockopt(zmq.ROUTING_ID, name_of(self._hello))
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MEDIA_BYTES)
         self.requests = Inbox(dealer, Decoder[Request](Request))
         self.push = _socket(context, zmq.PUSH)
@@ -109,7 +112,7 @@ class EngineEnd:
         self.greet()
 
     def greet(self) -> None:
-        hello = _encoder.encode(Hello(engine=self._engine, protocol=PROTOCOL))
+        hello = _encoder.encode(self._hello)
         for sock in (self.requests.sock, self.push):
             sock.send(hello, zmq.NOBLOCK)
 
@@ -169,6 +172,8 @@ class ServerEnd:
         """Connection -> the engine at its other end, then the engines of later connections of this number."""
         self._newest: dict[int, int] = {}
         """Engine -> its connection. What still comes on an older connection is dropped."""
+        self._names: dict[int, bytes] = {}
+        """Engine -> the name of its newest process."""
         try:
             self._bind(address)
             if tcp_address is not None:
@@ -200,7 +205,7 @@ class ServerEnd:
                 f"the media of the request take {size} bytes when they are decoded; at most "
                 f"{MAX_MEDIA_BYTES} are allowed"
             )
-        self._send(_engine_name(engine), *frames)
+        self._send(self._names.get(engine, b""), *frames)
 
     def welcome(self, name: bytes, welcome: Welcome) -> None:
         self._send(name, _encoder.encode(welcome))
@@ -219,6 +224,7 @@ class ServerEnd:
             if isinstance(answer, Hello):
                 self._engines.setdefault(connection, deque()).append(answer.engine)
                 self._newest[answer.engine] = connection
+                self._names[answer.engine] = name_of(answer)
             engines = self._engines.get(connection)
             if engines and self._newest[engines[-1]] == connection:
                 yield engines[-1], answer
@@ -241,8 +247,9 @@ class ServerEnd:
         self._context.term()
 
 
-def _engine_name(index: int) -> bytes:
-    return b"engine-%d" % index
+def name_of(hello: Hello) -> bytes:
+    """The name by which requests reach the process that says hello."""
+    return f"engine-{hello.engine}-{hello.process}".encode()
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

@@ -41,8 +41,8 @@ def test_steps_have_their_turn_while_a_crowd_of_messages_waits(
     server: ServerEnd, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_main, "_READ_SECONDS", 0.0)
-    assert server.greetings.sock.poll(5000)
-    list(server.greetings.read())
+    assert server.greetings.sock.poll(5000) and server.answers.sock.poll(5000)
+    assert list(server.greetings.read()) == [hello for _, hello in server.read_answers()]
     for id in range(3):
         server.send(0, AddRequest(id=id, tokens=[1, 2], params=Sampling(max_tokens=1)))
     seen: set[int] = set()

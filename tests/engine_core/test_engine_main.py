@@ -199,11 +199,17 @@ async def test_the_end_of_an_engine_is_known_without_a_connection(start: Start) 
 async def test_unreadable_and_too_long_frames_are_dropped(start: Start) -> None:
     engines, client = await start(api_servers=2)
     other = ServerEnd(engines.addresses[1])
-    await soon(until(lambda: bool(list(other.greetings.read()))))
+    names = list[bytes]()
+
+    def greeted() -> bool:
+        names.extend(frame.bytes for frame, _ in other.greetings.read_with_frames())
+        return bool(names)
+
+    await soon(until(greeted))
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
-        other.greetings.sock.send_multipart([b"engine-0", frame])
+        other.greetings.sock.send_multipart([names[0], frame])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
-    other.greetings.sock.send_multipart([b"engine-0", bytes(65 << 20)])  # beyond the limit
+    other.greetings.sock.send_multipart([names[0], bytes(65 << 20)])  # beyond the limit
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
     assert resident_mb(engines.engines[0].process.pid) < 150
     (refused,) = await collect(client.submit([2**62] * (8 << 20), Sampling(max_tokens=3)))

@@ -21,11 +21,10 @@ from engine_core.wire.transport import (
     RequestTooLarge,
     ServerEnd,
     Unreachable,
+    name_of,
 )
 from worker.buffers import Decoder, Encoder
 from worker.protocol import Sampling
-
-HELLO = Hello(engine=0, protocol=PROTOCOL)
 
 
 @pytest.fixture
@@ -48,14 +47,15 @@ def wait(sock: zmq.Socket[bytes]) -> None:
     assert sock.poll(5000), "nothing came"
 
 
-def greeted(server: ServerEnd) -> None:
-    """Wait until both sockets are connected."""
+def greeted(server: ServerEnd) -> Hello:
+    """Wait until both sockets are connected, and return the engine's greeting."""
     wait(server.greetings.sock)
-    assert [(frame.bytes, hello) for frame, hello in server.greetings.read_with_frames()] == [
-        (b"engine-0", HELLO)
-    ]
+    [(frame, hello)] = server.greetings.read_with_frames()
+    assert isinstance(hello, Hello) and (hello.engine, hello.protocol) == (0, PROTOCOL)
+    assert frame.bytes == name_of(hello)
     wait(server.answers.sock)
-    assert list(server.read_answers()) == [(0, HELLO)]
+    assert list(server.read_answers()) == [(0, hello)]
+    return hello
 
 
 def changes(engine: EngineEnd, expected: str) -> None:
@@ -80,16 +80,36 @@ def test_an_engine_that_is_not_there_is_unreachable(server: ServerEnd) -> None:
         server.send(0, Abort(ids=[1]))
 
 
+def test_a_request_for_a_process_that_has_ended_does_not_reach_the_next(
+    address: Address, server: ServerEnd
+) -> None:
+    context = zmq.Context()
+    first = EngineEnd(context, address, engine=0)
+    greeted(server)
+    first.close()
+    following = EngineEnd(context, address, engine=0)
+    wait(server.greetings.sock)
+    with pytest.raises(Unreachable):
+        server.send(0, Abort(ids=[1]))
+    wait(server.answers.sock)
+    assert len(list(server.read_answers())) == 1
+    server.send(0, Abort(ids=[2]))
+    wait(following.requests.sock)
+    assert list(following.requests.read()) == [Abort(ids=[2])]
+    following.close()
+    context.term()
+
+
 def test_a_request_beyond_the_limit_is_refused_before_it_is_sent(server: ServerEnd) -> None:
     with pytest.raises(RequestTooLarge, match=str(MAX_REQUEST_BYTES)):
         server.send(0, Abort(ids=[2**62] * (MAX_REQUEST_BYTES // 9 + 1)))
 
 
 def test_unreadable_frames_are_counted_and_what_follows_is_read(server: ServerEnd, engine: EngineEnd) -> None:
-    greeted(server)
+    name = name_of(greeted(server))
     deep = b"\x82\xa4type\xa5Abort\xa1x" + b"\x91" * 10_000
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", b"\x81\xa4type\xa4\xff\xff\xff\xff", deep):
-        server.greetings.sock.send_multipart([b"engine-0", frame])
+        server.greetings.sock.send_multipart([name, frame])
     server.send(0, Abort(ids=[1]))
     read: list[object] = []
     while not read:
