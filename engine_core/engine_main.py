@@ -224,6 +224,7 @@ class EngineLoop:
         for change in end.changes():
             if change == "lost":
                 self._engine.abort_all(client)
+                self._handler.forget(client)
             else:
                 end.greet()
                 for answer in self._handler.greeting():

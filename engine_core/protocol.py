@@ -212,8 +212,11 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order to compute with the weights of a folder from now on, which `WeightsUpdated` answers."""
 
     folder: str
-    kind: Literal["check", "load", "catch_up"]
-    """Whether the engine only says if they fit, loads them, or loads them unless it has them already."""
+    kind: Literal["check", "load", "catch_up", "give_up"]
+    """Whether the engine only says if they fit, loads them, or loads them unless it has them already.
+
+    From a check that finds that they fit, until it has loaded them or the server gives up, it refuses orders
+    of other servers."""
     abort: bool = False
     """Whether what runs is ended before they are loaded."""
     number: int = 0
@@ -364,6 +367,8 @@ class WeightsUpdated(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Why the weights are those from before; empty if they are the new ones, or would be."""
     number: int
     """The number of the order that it answers."""
+    is_taken: bool = False
+    """Whether another server has ordered weights before, which are not loaded yet."""
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):

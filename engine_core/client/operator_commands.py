@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from engine_core import protocol
 from engine_core.client.replica import Replica
 from engine_core.client.replica_routing import ReplicaTable
+
+
+class WeightsTaken(ValueError):
+    """Another server has ordered weights, which engines have not loaded yet."""
 
 
 class OperatorCommands:
@@ -24,8 +30,8 @@ class OperatorCommands:
         self._changing: set[int] = set()
         """The engines that have yet to tell that they have paused, or gone on."""
         self._updating = asyncio.Lock()
-        self._problems: dict[int, str | None] = {}
-        """Why each engine cannot have the weights that were ordered last; None: it has yet to tell."""
+        self._answers: dict[int, protocol.WeightsUpdated | None] = {}
+        """What each engine tells of the weights that were ordered last; None: nothing yet."""
         self._update_number = 0
         """The number of the last order of weights; those of engines that come back have 0."""
         self.weights = ""
@@ -73,31 +79,44 @@ class OperatorCommands:
     async def update_weights(self, folder: str, *, abort: bool = False) -> None:
         """Have all engines compute with the weights of a folder, once all have said that these fit.
 
-        Raises ValueError if one cannot. `abort`: requests that run are ended before.
+        Raises ValueError if one cannot, and WeightsTaken if another server has ordered some before: that one
+        wins which is the first at the first engine. `abort`: requests that run are ended before.
         """
         async with self._updating:
-            for kind in ("check", "load"):
-                working = [one.number for one in self._table.replicas.values() if one.works]
-                self._problems = dict.fromkeys(working)
-                self._update_number += 1
+            working = self._working()
+            try:
+                await self._order(working[:1], protocol.UpdateWeights(folder, "check"))
+                await self._order(working[1:], protocol.UpdateWeights(folder, "check"))
+                await self._order(self._working(), protocol.UpdateWeights(folder, "load", abort))
+            except BaseException:
                 for number in working:
-                    self._notify(number, protocol.UpdateWeights(folder, kind, abort, self._update_number))
-                await self.until(lambda one: self._problems.get(one.number, "") is not None)
-                refused = {number: found for number, found in self._problems.items() if found != ""}
-                changed = [] if kind == "check" else [*(self._problems.keys() - refused)]
-                for number, found in refused.items():
-                    said = found or f"engine {number} has ended meanwhile; the log says why"
-                    if changed:
-                        said += (
-                            f"; replicas {', '.join(map(str, changed))} have the new ones: order them again"
-                        )
-                    raise ValueError(said)
+                    self._notify(number, protocol.UpdateWeights(folder, "give_up"))
+                raise
             self._table.forget_prefixes()
+
+    def _working(self) -> list[int]:
+        return sorted(one.number for one in self._table.replicas.values() if one.works)
+
+    async def _order(self, numbers: Sequence[int], order: protocol.UpdateWeights) -> None:
+        """Give these engines an order of weights. Raises ValueError if one cannot follow it."""
+        self._update_number += 1
+        self._answers = dict.fromkeys(numbers)
+        for number in numbers:
+            self._notify(number, replace(order, number=self._update_number))
+        await self.until(lambda one: self._answers.get(one.number, one) is not None)
+        told = self._answers.items()
+        changed = [number for number, found in told if order.kind == "load" and found and not found.problem]
+        for number, found in told:
+            said = found.problem if found else f"engine {number} has ended meanwhile; the log says why"
+            if said and changed:
+                said += f"; replicas {', '.join(map(str, changed))} have the new ones: order them again"
+            if said:
+                raise (WeightsTaken if found and found.is_taken else ValueError)(said)
 
     def note_updated(self, number: int, told: protocol.WeightsUpdated) -> None:
         """Take note that an engine has the weights that were ordered last, or why it has not."""
         if told.number == self._update_number:
-            self._problems[number] = told.problem
+            self._answers[number] = told
             self.notice()
 
     async def sleep(self, level: int, *, abort: bool = False) -> None:

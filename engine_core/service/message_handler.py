@@ -40,6 +40,8 @@ class MessageHandler:
 
         self.updates: deque[tuple[int, protocol.UpdateWeights]] = deque()
         """Orders to compute with other weights, and the servers that gave them."""
+        self._ordered: tuple[int, str] | None = None
+        """The server whose weights fit and are loaded next, and their folder."""
 
     def greeting(self) -> Iterator[protocol.Answer]:
         """What a server is told that has just connected."""
@@ -127,13 +129,27 @@ class MessageHandler:
         self._engine.resume_all()
         self._send_all(protocol.AllPaused(False))
 
+    def forget(self, client: int) -> None:
+        """Note that a server has gone, whose orders others need not wait for."""
+        self.updates.append((client, protocol.UpdateWeights("", "give_up")))
+
     def update(self) -> None:
-        """Load the weights that were ordered first, and answer. An engine that cannot keeps its own."""
+        """Follow the order of weights that came first, and answer. An engine that cannot keeps its own."""
         (client, order), engine, problem = self.updates.popleft(), self._engine, ""
+        holder, folder = self._ordered or (client, "")
+        if holder != client and order.kind in ("check", "load"):
+            problem = f"those of {folder} are loaded now, which another process of this server has ordered"
+            self._send(client, protocol.WeightsUpdated(problem, order.number, is_taken=True))
+            return
+        if holder == client:
+            self._ordered = None
+        if order.kind == "give_up":
+            return
         engine.progress.rest()
         try:
             if order.kind == "check":
                 engine.find_weights(order.folder)
+                self._ordered = client, order.folder
             elif order.kind == "load" or engine.ready.weights != order.folder:
                 gc.unfreeze()
                 if order.abort:

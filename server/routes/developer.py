@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine_core.client.operator_commands import WeightsTaken
 from server.errors import BadRequest, HttpError, Unavailable
 from server.http.endpoint import ENTRY, Endpoint, require_ready
 from server.http.sse import encode
@@ -94,6 +95,9 @@ async def update_weights(request: Request, body: WeightsBody) -> JSONResponse:
     frontend, began = frontend_of(request), time.monotonic()
     try:
         await frontend.orders.update_weights(folder, abort=body.abort_all_requests)
+    except WeightsTaken as error:
+        message = f"The weights are not replaced: {error}. Order them again when it is done."
+        raise HttpError(409, message) from None
     except ValueError as error:
         raise BadRequest(f"The weights are not replaced: {error}", "path") from None
     seconds = round(time.monotonic() - began, 3)

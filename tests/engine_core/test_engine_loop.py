@@ -3,6 +3,7 @@
 # pyright: reportPrivateUsage=false
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import zmq
@@ -66,3 +67,28 @@ def test_orders_of_weights_that_come_together_are_all_answered(loop: EngineLoop)
     loop._handler.updates.extend([(0, UpdateWeights("/nowhere", "check"))] * 2)
     loop._update()
     assert not loop._handler.updates
+
+
+def test_weights_that_a_server_has_ordered_are_loaded_before_another_may_order_some(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, told = loop._handler, list[tuple[int, bool]]()
+    monkeypatch.setattr(handler, "_send", lambda client, answer: told.append((client, answer.is_taken)))
+    for name in ("find_weights", "update_weights"):
+        monkeypatch.setattr(loop._engine, name, lambda folder: None)
+
+    def order(client: int, kind: Literal["check", "load", "give_up"]) -> None:
+        handler.handle(client, UpdateWeights(f"/{client}", kind))
+
+    order(0, "check")
+    order(1, "check")  # another one holds the engine
+    order(1, "give_up")
+    order(0, "load")
+    order(1, "check")
+    order(0, "check")
+    order(1, "give_up")
+    order(0, "check")
+    handler.forget(0)
+    order(1, "check")
+    loop._update()
+    assert told == [(0, False), (1, True), (0, False), (1, False), (0, True), (0, False), (1, False)]

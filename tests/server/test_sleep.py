@@ -3,11 +3,13 @@
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
 from fake_client import FakeClient
 
+from engine_core.client.operator_commands import WeightsTaken
 from engine_core.protocol import PauseAll, ResetPrefixCache, ResumeAll, Sleep
 from server.frontend.frontend import Frontend
 from server.options.option_parsing import OptionError
@@ -49,6 +51,19 @@ async def test_a_model_sleeps_and_wakes(client: FakeClient, ready: GetReady) -> 
         client.cannot_wake = ""
         assert (await http.post("/wake_up?tags=weights&tags=kv_cache")).json() == {"is_sleeping": False}
         assert (await http.get("/ready")).status_code == 200
+
+
+async def test_weights_while_another_process_loads_some_are_a_409(
+    client: FakeClient, ready: GetReady
+) -> None:
+    async with connect(await ready("--server-dev-mode")) as http:
+        with patch.object(
+            client.orders, "update_weights", side_effect=WeightsTaken("those of /b are loaded")
+        ):
+            refused = await http.post("/update_weights", json={"path": "/a"})
+    assert (
+        refused.status_code == 409 and "/b are loaded. Order them again" in refused.json()["error"]["message"]
+    )
 
 
 async def test_a_model_is_paused_and_goes_on(client: FakeClient, ready: GetReady) -> None:
