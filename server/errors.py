@@ -48,6 +48,31 @@ OLLAMA = "/api/"
 SYSTEM_ONE = "/v1/systemone"
 """The path of TypeSafe's API."""
 
+Api = Literal["openai", "anthropic", "ollama", "system_one", "cohere", "tei", "llama.cpp"]
+"""An API that says errors in a shape of its own."""
+
+_BY_START: dict[str, Api] = {ANTHROPIC: "anthropic", OLLAMA: "ollama", "/v2/": "cohere", "/cohere/": "cohere"}
+_TEI = ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode")
+_LLAMA_CPP = ("/completion", "/completions", "/infill", "/embedding", "/apply-template", "/props", "/slots")
+_BY_PATH: dict[str, Api] = {
+    SYSTEM_ONE: "system_one",
+    **dict.fromkeys(_TEI, "tei"),
+    **dict.fromkeys(_LLAMA_CPP, "llama.cpp"),
+}
+_DIALECTS: dict[str, Api] = {"tei": "tei", "llama.cpp": "llama.cpp"}
+"""Dialects of paths that several APIs share; errors of the others have the shape of the path."""
+
+_TEI_STATUSES = {400: 413, 500: 424, 504: 424}
+"""text-embeddings-inference's own statuses: what is wrong with a body is a 413."""
+
+_LLAMA_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -222,18 +247,46 @@ def refused_if_full(message: str) -> Iterator[None]:
         raise HttpError(507, message) from error
 
 
-def error_body(error: ApiError, path: str) -> dict[str, object]:
-    """The JSON of an error in the shape of the API that a path belongs to: OpenAI's, if it is no other's."""
-    if path.startswith(ANTHROPIC):
-        return anthropic_error(error.status, error.message)
-    if path.startswith(OLLAMA):
-        return {"error": error.sentence}
-    return system_one_error(error) if path == SYSTEM_ONE else error.body()
+def api_of(path: str, dialect: str = "") -> Api:
+    """The API in whose shape errors of a path are written, where bodies may be in this dialect."""
+    if dialect in _DIALECTS:
+        return _DIALECTS[dialect]
+    api = _BY_PATH.get(path)
+    return api or next((one for start, one in _BY_START.items() if path.startswith(start)), "openai")
 
 
-def status_at(error: ApiError, path: str) -> int:
-    """The status of an error in the API that a path belongs to."""
-    return 422 if path == SYSTEM_ONE and error.status == 400 else error.status
+def error_body(error: ApiError, path: str, dialect: str = "") -> dict[str, object]:
+    """The JSON of an error in the shape of the API that a path, and a dialect there, belong to."""
+    match api_of(path, dialect):
+        case "openai":
+            return error.body()
+        case "anthropic":
+            return anthropic_error(error.status, error.message)
+        case "ollama":
+            return {"error": error.sentence}
+        case "system_one":
+            return system_one_error(error)
+        case "cohere":
+            return {"message": error.message}
+        case "tei":
+            kinds = {422: "Tokenizer", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
+            kind = kinds.get(status_at(error, path, dialect), "Validation")
+            return {"error": error.message, "error_type": kind}
+        case "llama.cpp":
+            kind = _LLAMA_TYPES.get(
+                error.status, "invalid_request_error" if error.status < 500 else "server_error"
+            )
+            return {"error": {"code": error.status, "message": error.message, "type": kind}}
+
+
+def status_at(error: ApiError, path: str, dialect: str = "") -> int:
+    """The status of an error in the API that a path, and a dialect there, belong to."""
+    api = api_of(path, dialect)
+    if api == "system_one" and error.status == 400:
+        return 422
+    if api != "tei":
+        return error.status
+    return 429 if isinstance(error, Overloaded) else _TEI_STATUSES.get(error.status, error.status)
 
 
 def system_one_error(error: ApiError) -> dict[str, object]:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access.request_state import RequestState, path_of, state_of
 from server.errors import ApiError, BadRequest
 from server.http.connection import body_limits
-from server.http.error_answers import CLIENT_GONE, explain
+from server.http.error_answers import CLIENT_GONE, DIALECT, explain
 from server.http.sse import ClientWatch
 from server.http.warnings import tell_unknown
 from server.media.inline_files import InlineFiles
@@ -86,10 +86,6 @@ async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearr
     state = state_of(request.scope)
     state.sent, state.continued = raw, await kept.expand(state.caller.key_name, raw)
     return state.continued
-
-
-DIALECT = b"x-facet-dialect"
-"""The header that names the API whose body and answer a request has, where several share the path."""
 
 
 class BodyForm:

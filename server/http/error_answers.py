@@ -6,8 +6,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.access.request_state import path_of
+from server.access.request_state import path_of, state_of
 from server.errors import ApiError, HttpError, Internal, error_body, status_at
+from server.reading.endpoint_table import BY_PATH
+
+DIALECT = b"x-facet-dialect"
+"""The header that names the API whose body and answer a request has, where several share the path."""
 
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left before the answer."""
@@ -25,13 +29,22 @@ def explain(request: Request, error: Exception) -> Response:
     # A client that keeps its connection to a server that shuts down would only be refused again.
     status = request.app.state.frontend.status
     close = status.state == "draining" and status.refuses and found.status == 503
-    return error_response(found, path_of(request.scope), close=close)
+    return error_response(found, path_of(request.scope), _dialect_of(request), close=close)
 
 
-def error_response(error: ApiError, path: str, *, close: bool = False) -> JSONResponse:
-    """The answer to a request for `path` that ended in `error`."""
+def error_response(error: ApiError, path: str, dialect: str = "", *, close: bool = False) -> JSONResponse:
+    """The answer to a request for `path`, in this dialect, that ended in `error`."""
     headers = {**error.headers(), **({"Connection": "close"} if close else {})}
-    return JSONResponse(error_body(error, path), status_at(error, path), headers)
+    return JSONResponse(error_body(error, path, dialect), status_at(error, path, dialect), headers)
+
+
+def _dialect_of(request: Request) -> str:
+    """The dialect of a request whose path several APIs share, or an empty text."""
+    row = BY_PATH.get(path_of(request.scope))
+    if row is None or not row.dialects:
+        return ""
+    named = state_of(request.scope).header(DIALECT) or request.app.state.config.dialect
+    return named if named in row.dialects else ""
 
 
 def _from_http(request: Request, error: HTTPException) -> ApiError:

@@ -137,9 +137,8 @@ def read_vectors(body: bodies.VectorsBody, texts: ReadTexts, terms: Terms, confi
 def _require_outputs(terms: Terms, params: Pooling) -> None:
     """Requires the right to each of the outputs that a body names."""
     for task in (params.task, *params.outputs):
-        if task == "decide":
-            terms.state.require_right("generate")  # as decisions do
-        elif task != "align":  # whose right is checked where recordings are
+        # The right to align is checked where recordings are, and no body can ask for the logits of options.
+        if task not in ("align", "decide"):
             terms.state.require_right(task)
 
 

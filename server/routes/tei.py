@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse
 
 from server.access.request_state import state_of
 from server.http.connection.body_limits import read_body
-from server.http.endpoint import DIALECT, ENTRY, Endpoint, require_ready
+from server.http.endpoint import ENTRY, Endpoint, require_ready
+from server.http.error_answers import DIALECT
 from server.http.sse import JSON, encode, list_response
 from server.model_facts import Facts, no_task
 from server.requests.similarity import compare

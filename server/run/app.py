@@ -22,7 +22,7 @@ from server.batches.app_call import OwnerCalls
 from server.batches.folder import Folder
 from server.batches.responses import KeptResponses
 from server.batches.runner import Runner
-from server.errors import ANTHROPIC, OLLAMA, SYSTEM_ONE, ApiError
+from server.errors import OLLAMA, Api, ApiError, api_of
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
@@ -81,15 +81,21 @@ def _object(required: str, **fields: Any) -> dict[str, Any]:
 
 _TEXT = {"type": "string"}
 _CODE = {"type": ["integer", "string", "null"]}
-_ERROR = _object(
-    "error",
-    error=_object("message type", message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE),
-)
-_ANTHROPIC_ERROR = _object(
-    "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
-)
-_OLLAMA_ERROR = _object("error", error=_TEXT)
-_SYSTEM_ONE_ERROR = _object("detail", detail={"type": ["array", "object"]})
+_KIND = _object("type message", type=_TEXT, message=_TEXT)
+_SCHEMAS: dict[Api, dict[str, Any]] = {
+    "openai": _object(
+        "error",
+        error=_object(
+            "message type", message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE
+        ),
+    ),
+    "anthropic": _object("type error", type={"const": "error"}, error=_KIND),
+    "ollama": _object("error", error=_TEXT),
+    "system_one": _object("detail", detail={"type": ["array", "object"]}),
+    "cohere": _object("message", message=_TEXT),
+    "tei": _object("error error_type", error=_TEXT, error_type=_TEXT),
+    "llama.cpp": _object("error", error=_object("code message type", code=_CODE, message=_TEXT, type=_TEXT)),
+}
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
@@ -121,11 +127,7 @@ class Application(FastAPI):
 
 def _error_schema(path: str) -> dict[str, Any]:
     """The schema of errors of a path, as `server.errors.error_body` writes them."""
-    if path.startswith(ANTHROPIC):
-        return _ANTHROPIC_ERROR
-    if path.startswith(OLLAMA):
-        return _OLLAMA_ERROR
-    return _SYSTEM_ONE_ERROR if path == SYSTEM_ONE else _ERROR
+    return _SCHEMAS[api_of(path)]
 
 
 def _document(operation: dict[str, Any], path: str) -> None:

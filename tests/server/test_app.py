@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
+from server.errors import BadRequest, status_at
 from server.frontend.frontend import Frontend
 from server.http.connection import body_limits
 from server.http.endpoint import Endpoint
@@ -201,6 +202,16 @@ async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
         assert error["param"] == "body.request_ids"
 
 
+async def test_errors_of_a_path_that_apis_share_have_the_shape_of_the_dialect(ready: GetReady) -> None:
+    async with connect(await ready()) as http:
+        for dialect, status in (("tei", 413), ("llama.cpp", 400), ("voyage", 400)):
+            answer = await http.post("/tokenize", json={}, headers={"x-facet-dialect": dialect})
+            assert answer.status_code == status, dialect
+            kinds = {"tei": {"error", "error_type"}, "llama.cpp": {"code", "message", "type"}}
+            found = answer.json() if dialect == "tei" else answer.json()["error"]
+            assert set(found) == kinds.get(dialect, {"message", "type", "param", "code"})
+
+
 async def test_bodies_are_bounded_while_they_are_read(
     ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,8 +320,7 @@ async def test_bodies_are_json_by_name(ready: GetReady) -> None:
         for path, headers in product(BODY_PATHS, ({}, *({"content-type": kind} for kind in kinds))):
             response = await http.post(path, content=b"{}", headers=headers)
             assert "Unsupported Media Type: Only 'application/json' is allowed" in response.text, path
-            if path != "/v1/systemone":  # whose errors have no type
-                assert error_of(response)["type"] in ("Bad Request", "invalid_request_error"), (path, headers)
+            assert response.status_code == status_at(BadRequest(""), path), (path, headers)
 
 
 async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:

