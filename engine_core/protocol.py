@@ -231,17 +231,8 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether what runs is ended, and not waited for."""
 
 
-Orders = (
-    Drain
-    | ResetPrefixCache
-    | PauseAll
-    | ResumeAll
-    | UpdateWeights
-    | Sleep
-    | LoadAdapter
-    | DropAdapter
-    | CallWorkers
-)
+Loads = UpdateWeights | Sleep | LoadAdapter | DropAdapter
+Orders = Drain | ResetPrefixCache | PauseAll | ResumeAll | Loads | CallWorkers
 Request = Spelling | AddRequest | AddRequests | Abort | Pause | Resume | AskStanding | Orders
 Greeting = Hello | Join
 

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     turn: Turn | None = None
-    """What the answer adds to a conversation, which is not written yet."""
+    """The turn that the answer adds to a conversation, which is not written yet."""
 
 
 class OwnerCalls:

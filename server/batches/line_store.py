@@ -39,7 +39,7 @@ class Result(NamedTuple):
     line: bytes
     """The line of the output, without its end."""
     turn: Turn | None = None
-    """What it adds to a conversation."""
+    """The turn that it adds to a conversation."""
 
 
 class InputLine(NamedTuple):
