@@ -95,14 +95,19 @@ class Runner:
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
-        batch = self._planner.plan(step, self._staging.open(), following)
+        noted, replay = self._planner.note(step), self._compute.replay
+        if replay is not None and (replayed := replay(noted)) is not None:
+            return self._end(step, replayed)
+        batch = self._planner.plan(noted, self._staging.open(), following)
         outcome = self._compute(batch)
         if stage and not stage.last:
             stage.send_stream(outcome.hidden, batch.step, batch.sampled, outcome.landed)
             return SilentStep(step.number)
         if stage and outcome.tokens:
             stage.send_tokens(outcome.tokens.tokens)
-        launched = self._finish(batch, outcome)
+        return self._end(step, self._finish(batch, outcome))
+
+    def _end(self, step: StepInput, launched: Launched) -> Launched:
         for finish in self._hooks.finish:
             launched = finish(step, launched)
         return launched if self._returns_outputs else SilentStep(step.number)

@@ -25,7 +25,7 @@ from models.ops.latent_ops import (  # noqa: F401
     pack_latent,
 )
 from models.ops.lora_ops import adapt_embeddings, hold_adapters, lora  # noqa: F401
-from models.ops.pooling_ops import apart, mean, normalize, pool  # noqa: F401
+from models.ops.pooling_ops import apart, normalize, pool  # noqa: F401
 from models.ops.recurrent_ops import (  # noqa: F401
     causal_conv,
     channel_delta,

@@ -72,11 +72,6 @@ def apart(function: Callable[[Tensor], Tensor], rows: Tensor, lengths: Sequence[
     return torch.cat([function(part.clone()) for part in rows.split(list(lengths))])
 
 
-def mean(rows: Tensor) -> Tensor:
-    """The mean of all rows: [L, W] -> [1, W] float32."""
-    return rows.float().sum(0, keepdim=True) / len(rows)
-
-
 def normalize(rows: Tensor) -> Tensor:
     """Bring each row [R, W] float32 to length 1; a row of zeros stays as it is."""
     return F.normalize(rows, dim=-1)

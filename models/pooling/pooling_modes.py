@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models import ops
 from models.pooling.sentence_files import Mode
 
 
@@ -20,7 +19,7 @@ def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
 MERGERS: dict[Mode, Callable[[Tensor, int], Tensor]] = {
     "CLS": lambda rows, skip: rows[:1].float(),
     "LAST": lambda rows, skip: rows[-1:].float(),
-    "MEAN": lambda rows, skip: ops.mean(rows),
+    "MEAN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows),
     "MAX": lambda rows, skip: rows.amax(0, keepdim=True).float(),
     "MEAN_SQRT_LEN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows) ** 0.5,
     "WEIGHTED_MEAN": _weighted_mean,

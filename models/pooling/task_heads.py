@@ -248,19 +248,19 @@ class TaskHead:
     def pool(self, batch: PoolBatch, members: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Merge and project hidden states of the sequences `members` -> rows [R, width] float32, and how many
         of them are each one's."""
-        rows, segments, lengths = batch.hidden, batch.segments, batch.segments.lengths
-        chosen = segments.of(members)
-        if not isinstance(self.rows, Merged | Weighed):
-            rows, lengths = self._choose(batch, members, chosen)
-        before, project = self.before, self.project
+        rows, chosen, before, project = batch.hidden, batch.segments.of(members), self.before, self.project
+        merge = self.rows if isinstance(self.rows, Merged | Weighed) else None
+        if merge is None:
+            rows, counts = self._choose(batch, members, chosen)
+        else:
+            counts = [1] * len(members)
         if before is not None:
+            lengths = counts if merge is None else batch.segments.lengths
             rows = ops.apart(lambda part: before(part.float()), rows, lengths)
-        counts = lengths
-        if isinstance(self.rows, Merged | Weighed):
-            rows = self.rows(rows, chosen)
-            lengths = counts = [1] * len(members)
+        if merge is not None:
+            rows = merge(rows, chosen)
         if project is not None:
-            rows = ops.apart(lambda part: project(part.float()), rows, lengths)
+            rows = ops.apart(lambda part: project(part.float()), rows, counts)
         return rows.float(), counts
 
     def _choose(self, batch: PoolBatch, members: Sequence[int], chosen: Segments) -> tuple[Tensor, list[int]]:

@@ -83,7 +83,7 @@ class Table:
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
         self.number += 1
         step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        return LaidOut.of(self.planner.plan(step, self.staging.open()))
+        return LaidOut.of(self.planner.plan(self.planner.note(step), self.staging.open()))
 
     def _begin(self, asked: StepInput, step: StepInput, columns: Columns, packet: Packet) -> Staged:
         return Staged(lay_out(columns, self.slots, packet))

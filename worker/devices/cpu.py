@@ -25,6 +25,7 @@ from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.packing import Packed
 from worker.kernels.cpu.quantization import describe_savings
 from worker.kernels.cpu.recording import Layout, recorded
+from worker.kernels.cpu.steps.pooled_step import PooledSteps
 from worker.ranks.process_groups import Group, Groups, HostGroup, Membership
 from worker.sampling import token_bounds
 from worker.sampling.grouped_logits import BY_TORCH
@@ -122,6 +123,9 @@ class Cpu:
             record = partial(recorded, library=library, layout=layout) if groups.alone else None
             if record is not None:
                 compute.forward = record(compute.forward)
+                hooks, pooler = compute.hooks, compute.model.pooler
+                if len(hooks.plan_pools) == 1 and not hooks.keep and not hooks.follow:
+                    compute.replay = PooledSteps(compute.model.forward, pooler, library, layout) or None
             for passes in compute.passes:
                 may_record = passes.make_stream(0) is None  # recordings read tokens alone
                 passes.quicken(layout, record if may_record else None)

@@ -20,6 +20,7 @@ from models.ops.attention_inputs import HeadPrep
 from models.ops.expert_routing_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
+from models.pooling.pooling_modes import MERGERS
 from models.state_rows import NOWHERE, StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, NF4, WHOLE
 
@@ -172,9 +173,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         *_attention_cases((q, kv, step), values(q.shape[1]).float()),
         *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
-        Case("mean", (x,)),
-        Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
-        Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
+        *[Case("pool", (x, _segments(), mode, merge)) for mode, merge in MERGERS.items()],
         Case("normalize", (x.float(),)),
     ]
 
@@ -199,12 +198,7 @@ def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Ten
 
 def _segments() -> Segments:
     """Two texts of five rows, of which the second has an instruction."""
-    return Segments.packed([2, 3], [0, 1], torch.tensor)
-
-
-def _weighted(rows: Tensor, skip: int) -> Tensor:
-    weights = torch.arange(skip + 1, skip + len(rows) + 1, device=rows.device)[:, None].float()
-    return (rows.float() * weights).sum(0, keepdim=True) / weights.sum()
+    return Segments.packed([2, 3], [0, 1], lambda places: torch.tensor(places, dtype=torch.int32))
 
 
 def _head_cases(

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from models.pooling.task_heads import SparseWeights
-from worker.protocol import StepInput, StepOutput, Task
+from worker.protocol import SeqStep, StepInput, StepOutput, Task
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampledTokens, SampleTargets
 from worker.sampling.token_bounds import NextBounds
 from worker.tables.positions import Columns, StepTokens
+from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
 Write = Callable[[], None]
@@ -35,6 +37,34 @@ class Staged:
     """The rows that sample, if the device chooses their tokens by itself."""
     words: Sequence[tuple[ArrayLike, ArrayLike]] = ()
     """Places in the memory of all tables, and words that are written there together with new tokens."""
+
+
+NewTokens = tuple[int, int, Sequence[int]]
+"""The type of tokens that a step brings: their slot, the position of the first, and the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotedStep:
+    """A step whose sequences the worker knows, before it is planned for the device."""
+
+    asked: StepInput
+    """The step as the engine has sent it."""
+    step: StepInput
+    """The step as it is computed: the same one unless features have given it more rows."""
+    columns: Columns
+    texts: Sequence[NewTokens]
+    grown: Sequence[SeqStep]
+    """The rows with new blocks."""
+    tells: Sequence[Tell]
+
+    def write_tables(self, tokens: np.ndarray, blocks: np.ndarray, slots: Slots) -> None:
+        """Write new tokens and blocks into tables that the host can reach."""
+        for slot, start, text in self.texts:
+            tokens[slot, start : start + len(text)] = text
+        for seq in self.grown:
+            first = slots.blocks[seq.slot]
+            slots.blocks[seq.slot] = stop = first + len(seq.blocks) // slots.groups
+            blocks[:, seq.slot, first:stop] = slots.entries(seq)
 
 
 Begin = Callable[[StepInput, StepInput, Columns, Packet], Staged]
@@ -98,3 +128,13 @@ class Launched(Protocol):
     def result(self) -> StepOutput:
         """Wait for the output of this step, but not for later steps."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LandedStep:
+    """A step that was computed when it was launched."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output

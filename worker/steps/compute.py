@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from worker.sampling.grouped_logits import Scan
 from worker.sampling.logprobs import prompt_logprob_table, rows_at_once
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
-from worker.steps.batch import Batch, Outcome, Staged
+from worker.steps.batch import Batch, Launched, NotedStep, Outcome, Staged
 from worker.steps.feature import Hooks, Passes
 from worker.tables.positions import Columns, LayOut, lay_out
 from worker.tables.slots import Slots
@@ -38,6 +39,10 @@ class Computing(Protocol):
     def prepare(self) -> bool:
         """Work for a moment, while no step is under way, to speed up later ones -> whether more is left."""
         ...
+
+    replay: Callable[[NotedStep], Launched | None] | None
+    """The function that computes a whole step, tables and output too, by one recorded call; it returns None
+    for a step that has no such recording. None: no step has one."""
 
     urgent: int
     """How often `prepare` is called before the first request."""
@@ -85,6 +90,7 @@ class Compute:
     kills: int = 0
     """How many workers were killed in this one's place because memory ran out."""
     lay_out: LayOut = lay_out
+    replay: Callable[[NotedStep], Launched | None] | None = None
     urgent: int = 0
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from worker.protocol import SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
 from worker.sampling.token_bounds import NextBounds, nothing_follows
-from worker.steps.batch import Batch, Begin, Pool, Staged, Tell, Write
+from worker.steps.batch import Batch, Begin, NewTokens, NotedStep, Pool, Staged, Tell, Write
 from worker.steps.feature import Hooks
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import SampleRows, Slots
@@ -38,9 +38,9 @@ class StepPlanner:
     pages: Pages = field(default_factory=Pages)
     """The pages of the memory of cache blocks, which are made ahead of the blocks that steps write."""
 
-    def plan(self, asked: StepInput, packet: Packet, following: NextBounds = nothing_follows) -> Batch:
-        """Note the step's new sequences and blocks, and send what the device must know of it."""
-        texts: list[_Text] = []
+    def note(self, asked: StepInput) -> NotedStep:
+        """Note a step's new sequences and blocks, let features add rows, and tell what the step reads."""
+        texts: list[NewTokens] = []
         for new in asked.new:
             self.slots.admit(new)
             texts.append((new.slot, 0, new.tokens))
@@ -58,9 +58,13 @@ class StepPlanner:
         columns = Columns.of(step.seqs)
         for read in self.hooks.read:
             columns.reads += read(columns, asked)
+        return NotedStep(asked, step, columns, texts, grown, tells)
 
+    def plan(self, noted: NotedStep, packet: Packet, following: NextBounds = nothing_follows) -> Batch:
+        """Send what the device must know of a step."""
+        asked, step, columns = noted.asked, noted.step, noted.columns
         staged = self.begin(asked, step, columns, packet)
-        writes = () if staged.brings_blocks else self._stage_tables(texts, grown, staged, packet)
+        writes = () if staged.brings_blocks else self._stage_tables(noted, staged, packet)
         sampled = staged.sampled or self._plan_samples(step.seqs, columns, packet)
         pools = list[Pool]()
         for plan_pools in self.hooks.plan_pools if columns.pooling else ():
@@ -68,7 +72,7 @@ class StepPlanner:
         packet.send()  # from here on, the tensors made above hold their values
         tables = self._prompt_logprobs(columns) if self.slots.prompt_logprobs else ()
         lay_out = partial(_lay_out, writes, staged) if writes else staged.lay_out
-        return Batch(step, asked, staged, sampled, tables, following, lay_out, pools, tells)
+        return Batch(step, asked, staged, sampled, tables, following, lay_out, pools, noted.tells)
 
     def _check(self, step: StepInput) -> tuple[list[SeqStep], bool]:
         """Return the rows with new blocks, and whether some ask for more positions than they compute.
@@ -100,9 +104,7 @@ class StepPlanner:
                     )
         return grown, more > 0
 
-    def _stage_tables(
-        self, texts: list[_Text], grown: list[SeqStep], staged: Staged, packet: Packet
-    ) -> Sequence[Write]:
+    def _stage_tables(self, noted: NotedStep, staged: Staged, packet: Packet) -> Sequence[Write]:
         """Stage new tokens, new blocks, and the words that the device has added.
 
         The functions that are returned write them, once the packet is on the device. Tables that the host can
@@ -110,11 +112,10 @@ class StepPlanner:
         """
         slots, words = self.slots, list[tuple[ArrayLike, ArrayLike]](staged.words)
         if slots.host_tables:
-            if texts or grown:
-                _write_tables(*slots.host_tables, texts, grown, slots)
+            noted.write_tables(*slots.host_tables, slots)
         else:
-            words += [_new_tokens(texts, slots)] if texts else []
-            words += [_new_blocks(grown, slots)] if grown else []
+            words += [_new_tokens(noted.texts, slots)] if noted.texts else []
+            words += [_new_blocks(noted.grown, slots)] if noted.grown else []
         if not words:
             return ()
         flat, values = (packet.ints(np.concatenate(each)) for each in zip(*words, strict=True))
@@ -169,28 +170,13 @@ class StepPlanner:
         return plans
 
 
-_Text = tuple[int, int, Sequence[int]]
-"""The type of tokens that a step brings: their slot, the position of the first, and the tokens."""
-
-
 def _lay_out(writes: Sequence[Write], staged: Staged) -> StepTokens:
     for write in writes:
         write()
     return staged.lay_out()
 
 
-def _write_tables(
-    tokens: np.ndarray, blocks: np.ndarray, texts: list[_Text], grown: list[SeqStep], slots: Slots
-) -> None:
-    for slot, start, text in texts:
-        tokens[slot, start : start + len(text)] = text
-    for seq in grown:
-        first = slots.blocks[seq.slot]
-        slots.blocks[seq.slot] = stop = first + len(seq.blocks) // slots.groups
-        blocks[:, seq.slot, first:stop] = slots.entries(seq)
-
-
-def _new_tokens(texts: list[_Text], slots: Slots) -> tuple[np.ndarray, list[int]]:
+def _new_tokens(texts: Sequence[NewTokens], slots: Slots) -> tuple[np.ndarray, list[int]]:
     """Places in the memory of all tables, and the tokens to write there."""
     lengths = np.array([len(text) for _, _, text in texts], np.int64)
     firsts = slots.first_token + np.array([slot * slots.width + at for slot, at, _ in texts], np.int64)
@@ -199,7 +185,7 @@ def _new_tokens(texts: list[_Text], slots: Slots) -> tuple[np.ndarray, list[int]
     return flat, [token for _, _, text in texts for token in text]
 
 
-def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
+def _new_blocks(grown: Sequence[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
     """Places in the memory of all tables, and the blocks to write there."""
     flat: list[int] = []
     blocks: list[int] = []

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
@@ -83,7 +82,7 @@ class Embeddings(nn.Module):
     def _types(self, rows: Tensor) -> Tensor:
         """The embeddings of the tokens' types [T, width], or [width] if all tokens have the same type."""
         types = context().token_types  # RoBERTa has one type, so it does not tell the texts of a pair apart
-        return rows[0] if types is None or len(rows) == 1 else F.embedding(types, rows)
+        return rows[0] if types is None or len(rows) == 1 else ops.embed(types, rows)
 
 
 class EncoderLayer(nn.Module):

@@ -3,8 +3,9 @@
 Steps of up to MOST_TOKENS tokens call the same kernels with the same arguments as long as all tensors stay
 where they are: `Layout` puts inputs into fixed memory, and results have room for the most tokens. Only two
 arguments differ, the numbers of tokens and of rows; which words of the calls they are shows when steps of
-other sizes are written down, without computing them. A model that leaves anything to torch, reads values or
-lengths on the host, or calls kernels that differ in more is not recorded, and runs as it is.
+other sizes are written down, without computing them. So steps of all sizes have one recording. A model that
+leaves anything to torch, reads values or lengths on the host, or calls kernels that differ in more is not
+recorded, and runs as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from models.context import AdapterRows, ForwardContext, StateRows, context, use_
 from models.model import Forward
 from models.state_rows import STATE_COLUMNS
 from worker.host.memory import huge_pages
-from worker.kernels.cpu.library import FLOAT, Library
+from worker.kernels.cpu.library import FLOAT, Kernel, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
 from worker.steps.compute import Unrecordable, unread
 from worker.tables.adapter_rows import AdapterReads
@@ -36,9 +37,9 @@ from worker.tables.staging import Packet
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 512
+MOST_TOKENS = 1024
 """The tokens of the largest small step: in larger ones, Python takes little time beside the computing."""
-RESULT_BYTES = 512 << 20
+RESULT_BYTES = 1 << 30
 """Room for the results that a step needs at the same time. Memory is committed as it is written."""
 
 _SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
@@ -139,10 +140,11 @@ class Layout:
     """The CPU's `worker.tables.positions.LayOut`. It writes where models read, so it needs no packet."""
 
     def __init__(self, library: Library, slots: Slots) -> None:
-        self._slots = slots
+        self.slots = slots
         self.adapts = "adapters" in slots.rooms
         """Whether sequences may have adapters."""
         self._run = library.unrecorded("lay_out", quick=True)
+        self._recorded = library.function("lay_out")
         self._tables = [table.data_ptr() for table in slots.block_tables]
         self._adapted_tokens = torch.zeros(MOST_TOKENS, dtype=torch.int32)
         self._adapter_runs = torch.zeros(1 + 3 * MOST_TOKENS, dtype=torch.int32)
@@ -151,31 +153,40 @@ class Layout:
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 
+    @cached_property
+    def results(self) -> Tensor:
+        """The memory for results of recorded calls. All recordings write to it, one after the other.
+
+        A system that promises no more memory than it has may refuse: OSError.
+        """
+        return huge_pages(RESULT_BYTES)
+
     def small_batch(self, tokens: int, rows: int, *, adapted: bool = False) -> StepTokens:
         """The ids and the context of a small step: any values, and nothing in the lists of the host.
 
         `adapted`: whether some tokens have adapters.
         """
-        ids, step = self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [])
+        ids, step = self.fixed_inputs(tokens, rows).step_tokens(self.slots.block_size, [], [])
         if adapted:
             step.adapters = AdapterRows(self._adapted_tokens[:tokens], self._adapter_runs, [])
         return ids, step
+
+    def record(self, rows: int, columns: Tensor, merged: Tensor) -> None:
+        """Record the layout of a small step, with its columns and the places of what is merged."""
+        self._call(self._recorded, columns.data_ptr(), rows, self.fixed_inputs(1, rows), merged.data_ptr())
 
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
         shows = [read.stage(packet) for read in columns.reads] if columns.reads else ()
         return partial(self._lay_out, columns, shows)
 
     def _lay_out(self, columns: Columns, shows: Sequence[Show]) -> StepTokens:
-        slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
-        blocks, small = blocks_of(columns, slots), tokens <= MOST_TOKENS
-        inputs = self.fixed_inputs(tokens, rows) if small else Inputs.make(tokens, rows, blocks, slots.groups)
+        slots, rows, tokens = self.slots, len(columns.slots), columns.query_starts[-1]
+        if small := tokens <= MOST_TOKENS:
+            inputs = self.fixed_inputs(tokens, rows)
+        else:
+            inputs = Inputs.make(tokens, rows, blocks_of(columns, slots), slots.groups)
         table = array("i", columns.slots + columns.starts + columns.counts)
-        for group, own in enumerate((inputs, *inputs.others)):
-            self._run(
-                *(table.buffer_info()[0], rows, slots.tokens.data_ptr(), slots.width, self._tables[group]),
-                *(slots.most_blocks, slots.block_size if slots.paged else 0),
-                *(*own.addresses, blocks, own.block_table.shape[1]),
-            )
+        self._call(self._run, table.buffer_info()[0], rows, inputs, None)
         ids, step = inputs.step_tokens(slots.block_size, columns.counts, columns.ends)
         if shows and small and columns.find(AdapterReads):
             step.adapters = AdapterRows(self._adapted_tokens[:tokens], self._adapter_runs, [])
@@ -183,12 +194,21 @@ class Layout:
             show(step)
         return ids, step
 
+    def _call(self, run: Kernel, table: int, rows: int, inputs: Inputs, merged: int | None) -> None:
+        """Write the inputs of a step by the addresses of its columns and of the places that are merged."""
+        slots = self.slots
+        for group, own in enumerate((inputs, *inputs.others)):
+            run(
+                *(table, rows, slots.tokens.data_ptr(), slots.width, self._tables[group]),
+                *(slots.most_blocks, slots.block_size if slots.paged else 0),
+                *(*own.addresses, own.block_table.shape[1], merged),
+            )
+
 
 def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
     """A model's forward pass with small steps replayed; called under `use_context`, as the model's own is."""
     try:
-        buffer = huge_pages(RESULT_BYTES)  # a system that promises no more memory than it has may refuse
-        return _Replayed(forward, library, layout, buffer)
+        return _Replayed(forward, library, layout)
     except Exception as reason:  # of the model's own code, too: it may never get a step of so many tokens
         logger.debug("small steps are not replayed: %s", reason)
         return forward
@@ -197,13 +217,14 @@ def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
 class _Replayed:
     """A forward pass whose small steps are replayed: those without adapters, and those with some."""
 
-    def __init__(self, forward: Forward, library: Library, layout: Layout, buffer: Tensor) -> None:
+    def __init__(self, forward: Forward, library: Library, layout: Layout) -> None:
         self._forward = forward
         self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()
-        self._plain = _Recording(forward, library, layout, buffer, adapted=False)
-        self._adapted = self._plain
+
+        given = partial(_compute, forward), library, layout
+        self._plain = self._adapted = Recording(*given, layout.small_batch)
         if layout.adapts:
-            self._adapted = _Recording(forward, library, layout, buffer, adapted=True)
+            self._adapted = Recording(*given, partial(layout.small_batch, adapted=True))
 
     def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         step = context()
@@ -214,63 +235,70 @@ class _Replayed:
         if step.source is not None and step.source.queries is not None:
             return self._forward(ids, positions, stream)
         recording = self._plain if step.adapters is None else self._adapted
-        return recording.replay(ids.shape[0], step)
+        tokens = ids.shape[0]
+        recording.replay(tokens, step.kv_lens.shape[0])
+        if recording.streams:
+            step.streams = [stream[:tokens].clone() for stream in recording.streams]
+        return recording.result[:tokens].clone()  # the next step writes to the same memory
 
 
-class _Recording:
+Computed = tuple[Tensor, Sequence[Tensor]]
+"""The type of what a recorded function computes: its result, and the residual streams that it gives out."""
+
+
+def _compute(forward: Forward, ids: Tensor, step: ForwardContext) -> Computed:
+    result = forward(ids, step.positions, None)
+    return result, step.streams or ()
+
+
+class Recording:
     """The recorded calls of small steps of any number of tokens and rows."""
 
     def __init__(
-        self, forward: Forward, library: Library, layout: Layout, buffer: Tensor, *, adapted: bool
+        self,
+        compute: Callable[[Tensor, ForwardContext], Computed],
+        library: Library,
+        layout: Layout,
+        batch: Callable[[int, int], StepTokens],
     ) -> None:
+        """Record what `compute` calls for the small steps that `batch` makes of some tokens and rows."""
         least, few, most = (
-            _write_down(forward, library, layout, buffer, *size, adapted=adapted) for size in _SIZES
+            _write_down(compute, library, layout.results, batch(*size), *size) for size in _SIZES
         )
         if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
             raise Unrecordable("it calls other kernels for another number of tokens or rows")
         self._replay = library.unrecorded("replay")
         self._words, others = np.array(most.words), np.array(few.words)  # int64
-        self._address, self._count = self._words.ctypes.data, len(most.entries)
         is_tokens = (others == few.tokens) & (self._words == most.tokens)
         is_rows = (others == few.rows) & (self._words == most.rows)
         if not np.array_equal(others != self._words, is_tokens | is_rows):
             raise Unrecordable("its calls differ in more than the numbers of tokens and rows")
-        self._token_words, self._row_words = np.flatnonzero(is_tokens), np.flatnonzero(is_rows)
-        self._tokens, self._rows = most.tokens, most.rows
-        self._all_hidden = self._hidden = most.hidden  # [MOST_TOKENS, H], and those of the step
-        self._streams = most.streams
+        of_tokens, of_rows = np.flatnonzero(is_tokens), np.flatnonzero(is_rows)
+        self._places = np.concatenate([of_tokens, of_rows])  # int64
+        calls = self._words.ctypes.data, len(most.entries)
+        self._calls = *calls, self._places.ctypes.data, len(of_tokens), len(of_rows)
+        self.result, self.streams = most.hidden, most.streams
+        """What is computed, in memory to which the next step writes: with rows for the most tokens."""
 
-    def replay(self, tokens: int, step: ForwardContext) -> Tensor:
-        if tokens != self._tokens:
-            self._tokens = tokens
-            self._words[self._token_words] = self._tokens
-            self._hidden = self._all_hidden[: self._tokens]
-        if step.kv_lens.shape[0] != self._rows:
-            self._rows = step.kv_lens.shape[0]
-            self._words[self._row_words] = self._rows
-        self._replay(self._address, self._count)
-        if self._streams:
-            step.streams = [stream[: self._tokens].clone() for stream in self._streams]
-        return self._hidden.clone()  # the next step writes to the same memory
+    def replay(self, tokens: int, rows: int) -> None:
+        self._replay(*self._calls, tokens, rows)
 
 
 @torch.inference_mode()
 def _write_down(
-    forward: Forward,
+    compute: Callable[[Tensor, ForwardContext], Computed],
     library: Library,
-    layout: Layout,
-    buffer: Tensor,
+    results: Tensor,
+    batch: StepTokens,
     tokens: int,
     rows: int,
-    *,
-    adapted: bool,
 ) -> _Script:
-    ids, step = layout.small_batch(tokens, rows, adapted=adapted)
+    ids, step = batch
     step = unread(step)
-    script = _Script(tokens, rows, Memory(buffer))
+    script = _Script(tokens, rows, Memory(results))
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
-        script.hidden = forward(ids, step.positions, None)
-    script.streams = step.streams or []
+        script.hidden, streams = compute(ids, step)
+    script.streams = list(streams)
     script.words.extend(each.data_ptr() for each in (script.hidden, *script.streams))  # nor may these differ
     return script
 
@@ -278,7 +306,7 @@ def _write_down(
 class _Script:
     """The calls of a step, written down instead of made, and its results, placed where they stay."""
 
-    hidden: Tensor  # [tokens, H]
+    hidden: Tensor  # [tokens, H], or [rows, H]
     streams: list[Tensor]  # [tokens, H] each
 
     def __init__(self, tokens: int, rows: int, memory: Memory) -> None:
@@ -300,9 +328,9 @@ class _Script:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for a result of this step, with room behind it for the most tokens."""
         nbytes = torch.Size(shape).numel() * dtype.itemsize
-        if not nbytes or shape[0] != self.tokens:
+        if not nbytes or shape[0] not in (self.tokens, self.rows):
             raise Unrecordable(f"a result {list(shape)} is not a row for each token")
-        self.row_bytes.append(nbytes // self.tokens)
+        self.row_bytes.append(nbytes // shape[0])
         piece = self._memory.take(self.row_bytes[-1] * MOST_TOKENS)
         if piece is None:
             raise Unrecordable(f"there is no room for results of {self.row_bytes[-1]} bytes for each token")

@@ -1,4 +1,4 @@
-"""Operations on rows by C kernels: embeddings, rotary angles, norms, sums, means and activations.
+"""Operations on rows by C kernels: embeddings, rotary angles, norms, sums, activations, and rows merged.
 
 Their sources are `csrc/embedding.c`, `embed_packed.c`, `norm.c`, `sum.c`, `pooling.c` and `activation.c`. The
 reference computes what the kernels cannot (float16, weights in another type than they expect).
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.ops import latent_ops, pooling_ops, reference
+from models.ops.pooling_ops import Merge, Segments
 from models.weight_coding import LEVELS
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.library import Library
@@ -24,6 +25,9 @@ FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squ
 """The activations that kernels compute: `function` in `csrc/functions.h`."""
 GATES = FUNCTIONS | {"clamped": 5}
 """The activations of gates."""
+
+_MODES = {"CLS": 0, "LAST": 1, "MEAN": 2}
+"""The ways of merging rows that the kernel has, as `csrc/pooling.c` numbers them."""
 
 Operations = dict[str, Callable[..., Any]]
 
@@ -207,7 +211,7 @@ def _sums(library: Library) -> Operations:
 
 def _sums_over_rows(library: Library) -> Operations:
     add_squares = library.function("sum_squares", quick=True)
-    add_up = library.function("mean")
+    merge_rows = library.function("pool")
     scale = library.function("normalize", quick=True)
 
     def sum_squares(x: Tensor, sections: int) -> Tensor:
@@ -221,12 +225,15 @@ def _sums_over_rows(library: Library) -> Operations:
         add_squares(x.data_ptr(), stride, out.data_ptr(), rows, width, sections, KINDS[x.dtype])
         return out
 
-    def mean(rows: Tensor) -> Tensor:
-        kind, (count, width) = KINDS.get(rows.dtype), rows.shape
-        if kind is None or rows.stride(1) != 1:
-            return pooling_ops.mean(rows)
-        out = empty((1, width), torch.float32)
-        add_up(rows.data_ptr(), rows.stride(0), count, width, out.data_ptr(), kind)
+    def pool(rows: Tensor, segments: Segments, mode: str, merge: Merge) -> Tensor:
+        kind, places = KINDS.get(rows.dtype), segments.places
+        is_table = places.dtype == torch.int32 and places.is_contiguous()
+        if kind is None or mode not in _MODES or rows.stride(1) != 1 or not is_table:
+            return pooling_ops.pool(rows, segments, mode, merge)
+        texts, width = places.shape[0], rows.shape[1]
+        out = empty((texts, width), torch.float32)
+        given = rows.data_ptr(), rows.stride(0), places.data_ptr(), texts, width
+        merge_rows(*given, out.data_ptr(), _MODES[mode], kind)
         return out
 
     def normalize(rows: Tensor) -> Tensor:
@@ -236,7 +243,7 @@ def _sums_over_rows(library: Library) -> Operations:
         scale(rows.data_ptr(), rows.stride(0), *rows.shape, out.data_ptr())
         return out
 
-    return {"sum_squares": sum_squares, "mean": mean, "normalize": normalize}
+    return {"sum_squares": sum_squares, "pool": pool, "normalize": normalize}
 
 
 def activations(library: Library) -> Operations:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opened import open_embedder, open_runner
@@ -15,9 +16,10 @@ from models.families.decoders.decoder import Decoder
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.encoders.encoder import Encoder
 from worker.kernels.cpu import recording as recorder
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Vectors
 from worker.runner import Runner
 from worker.steps.compute import Compute
+from worker.steps.output import NOT_FINITE_VALUES
 
 pytestmark = pytest.mark.usefixtures("chosen_level")
 
@@ -93,8 +95,8 @@ def test_a_prompt_and_its_decode_are_replayed(llama: Path, refuse: Callable[[], 
     runner.close()
 
 
-def embeds(*texts: list[int]) -> StepInput:
-    new = [NewSeq(slot, tokens, len(tokens), Pooling(task="embed")) for slot, tokens in enumerate(texts)]
+def embeds(*texts: list[int], **options: Any) -> StepInput:
+    new = [NewSeq(slot, text, len(text), Pooling(task="embed", **options)) for slot, text in enumerate(texts)]
     seqs = [SeqStep(slot, 0, len(tokens), [], False, pools=True) for slot, tokens in enumerate(texts)]
     return StepInput(number=1, new=new, seqs=seqs)
 
@@ -102,12 +104,44 @@ def embeds(*texts: list[int]) -> StepInput:
 def test_texts_are_replayed(tmp_path: Path, refuse: Callable[[], None]) -> None:
     runner = open_embedder(tiny_checkpoint("BertModel", tmp_path))
     compute = plain_of(runner)
-    replayed, compute.forward = compute.forward, runner._model.forward
-    expected = runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled
-    compute.forward = replayed
+    steps = [
+        embeds([5, 6, 7], [8, 9]),
+        embeds([5, 6, 7], [8, 9, 10], second_at=1),
+        embeds([5, 6, 7], [8, 9]),
+        embeds([5, 6, 7], [8, 9, 10], skip=2),
+    ]
+
+    def vectors() -> list[dict[int, Vectors]]:
+        return [runner.launch(step).result().pooled for step in steps]
+
+    one_call, replayed = compute.replay, compute.forward
+    compute.replay, compute.forward = None, runner._model.forward
+    expected = vectors()
+    assert expected[0] == expected[2] != expected[1]
+    assert len(expected[0]) == 2
+    compute.replay, compute.forward = one_call, replayed
     refuse()
-    assert runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled == expected
-    assert len(expected) == 2
+    assert vectors() == expected
+    one_of_them_broken = runner.launch(embeds([5, 6, 7], [8, 1 << 20])).result()
+    assert one_of_them_broken.failed == {1: NOT_FINITE_VALUES}
+    assert one_of_them_broken.pooled == {0: expected[0][0]}
+    compute.replay = None
+    assert runner.launch(steps[0]).result().pooled == expected[0]
     with pytest.raises(AssertionError, match="the model's code ran"):
-        runner.launch(embeds(*[[5] * 400] * 2))
+        runner.launch(embeds(*[[5] * 400] * 3))
+    runner.close()
+
+
+def test_the_last_chunk_of_a_prompt_is_one_call(llama: Path) -> None:
+    runner = open_runner(llama, num_gpu_blocks_override=8, block_size=16)
+    new = NewSeq(0, [*range(5, 25)], 20, Pooling(task="embed"))
+    chunks = [SeqStep(0, 0, 12, [3], False), SeqStep(0, 12, 8, [1], False, pools=True)]
+
+    def vectors() -> dict[int, Vectors]:
+        runner.launch(StepInput(1, [new], chunks[:1])).result()
+        return runner.launch(StepInput(2, [], chunks[1:])).result().pooled
+
+    one_call = vectors()
+    plain_of(runner).replay = None
+    assert vectors() == one_call != {}
     runner.close()

@@ -1,4 +1,4 @@
-"""Embeddings, norms, sums, means and activations of the C kernels, for every level of this machine."""
+"""Embeddings, norms, sums, merged rows and activations of the C kernels, for every level of this machine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,9 @@ from forms import FORMS, Shape
 from torch import Tensor
 
 from models.ops import pooling_ops, reference
+from models.ops.pooling_ops import Segments
+from models.pooling.pooling_modes import MERGERS
+from models.pooling.sentence_files import Mode
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
@@ -229,29 +232,42 @@ def test_rows_of_quantized_embeddings_are_widened(table: Table, name: str, dtype
     assert torch.equal(plain["embed"](ids, plain["pack"](matrix, wide=True)), rows)
 
 
-MEAN_WIDTHS = [1, 7, 16, 64, 67, 384]
+def in_words(places: list[tuple[int, int, int]]) -> Tensor:
+    return torch.tensor(places, dtype=torch.int32)
+
+
+def pooled(table: Table, x: Tensor, mode: Mode = "MEAN") -> Tensor:
+    """The rows of a text without the first of them, which is followed by another text."""
+    more = torch.cat([x[:1], x, x[:2]])
+    segments = Segments.packed([len(x) + 1, 2], [1, 0], in_words)
+    return table["pool"](more, segments, mode, MERGERS[mode])[:1]
+
+
+MERGED_WIDTHS = [1, 7, 16, 64, 67, 384]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", MEAN_WIDTHS)
+@pytest.mark.parametrize("width", MERGED_WIDTHS)
 @pytest.mark.parametrize("rows", [1, 2, 300])
-def test_means(table: Table, dtype: torch.dtype, width: int, rows: int) -> None:
+def test_merged_rows(table: Table, dtype: torch.dtype, width: int, rows: int) -> None:
     x = (torch.randn(rows, width) + 1).to(dtype)
-    out = table["mean"](x)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out.double(), pooling_ops.mean(x.double()).double(), rtol=2e-6, atol=2e-6)
+    for mode, merge in MERGERS.items():
+        out = pooled(table, x, mode)
+        assert out.dtype == torch.float32
+        torch.testing.assert_close(out.double(), merge(x.double(), 1).double(), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("width", MEAN_WIDTHS)
+@pytest.mark.parametrize("width", MERGED_WIDTHS)
 def test_a_mean_has_the_same_bits_in_any_memory_and_by_any_threads(table: Table, width: int) -> None:
     """The text is long enough for both threads, and a part of wider rows."""
     x = torch.randn(3000, width + 3)
-    alone = table["mean"](x[100:2900, 1:-2].contiguous())
-    assert torch.equal(table["mean"](x[100:2900, 1:-2]), alone)
+    segments = Segments([(100, 100, 2900)], in_words([(100, 100, 2900)]))
+    alone = pooled(table, x[100:2900, 1:-2].contiguous())
+    assert torch.equal(table["pool"](x[:, 1:-2], segments, "MEAN", MERGERS["MEAN"]), alone)
 
 
-@pytest.mark.parametrize("width", MEAN_WIDTHS)
+@pytest.mark.parametrize("width", MERGED_WIDTHS)
 @pytest.mark.parametrize("rows", [1, 5, 3000])
 def test_rows_of_length_1(table: Table, width: int, rows: int) -> None:
     x = torch.randn(rows, width + 1) * 3
@@ -264,11 +280,13 @@ def test_rows_of_length_1(table: Table, width: int, rows: int) -> None:
 def test_infinity_and_nan_are_kept(table: Table) -> None:
     x = torch.ones(4, 20)
     x[1, 17], x[2, 3] = torch.nan, torch.inf
-    assert table["mean"](x).isfinite().tolist()[0] == [i not in (3, 17) for i in range(20)]
+    assert pooled(table, x).isfinite().tolist()[0] == [i not in (3, 17) for i in range(20)]
     assert table["normalize"](x).isfinite().all(1).tolist() == [True, False, False, True]
 
 
 def test_the_reference_computes_columns_apart_in_memory(table: Table) -> None:
     x = torch.randn(20, 30).t()
-    assert torch.equal(table["mean"](x), pooling_ops.mean(x))
+    segments = Segments.packed([20], [0], in_words)
+    expected = pooling_ops.pool(x, segments, "MEAN", MERGERS["MEAN"])
+    assert torch.equal(table["pool"](x, segments, "MEAN", MERGERS["MEAN"]), expected)
     assert torch.equal(table["normalize"](x), pooling_ops.normalize(x))

@@ -12,6 +12,8 @@ from paged import make_cache, make_step
 from torch import Tensor
 
 from models.ops.attention_inputs import HeadPrep
+from models.ops.pooling_ops import Segments
+from models.pooling.pooling_modes import MERGERS
 from worker.kernels.cpu.operations import Table
 
 pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
@@ -168,7 +170,7 @@ def test_numbers_of_tokens_and_positions(table: Table) -> None:
     torch.testing.assert_close(table["angles"](numbers.long(), frequencies.double(), 1.0).float(), expected)
 
 
-@pytest.mark.parametrize("name", ["mean", "normalize", "activation", "rms_norm", "add"])
+@pytest.mark.parametrize("name", ["pool", "normalize", "activation", "rms_norm", "add"])
 def test_nothing_at_all(table: Table, name: str) -> None:
     """Rows without columns, and no rows at all: nothing is divided by their number."""
     more: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
@@ -176,6 +178,8 @@ def test_nothing_at_all(table: Table, name: str) -> None:
         "rms_norm": lambda x: (torch.ones(x.shape[1]), 1e-5),
         "add": lambda x: (x,),
     }
+    none = Segments([], torch.empty(0, 3, dtype=torch.int32))
+    more["pool"] = lambda x: (none, "MEAN", MERGERS["MEAN"])
     for shape in ((0, 8), (3, 0)):
         x = torch.ones(shape)
         out = table[name](x, *more.get(name, lambda x: ())(x))

@@ -105,6 +105,8 @@ class _Graph:
 class Graphs:
     """Replays graphs where there are some. The plain way computes all other steps."""
 
+    replay = None
+
     def __init__(
         self,
         compute: Compute,

@@ -50,7 +50,7 @@ class Recorded:
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()
         planner = StepPlanner(self.slots, 20, 100, self.hooks, partial(begin_step, self, self.slots))
-        batch = planner.plan(StepInput(1, list(new), seqs, fresh), self.packet)
+        batch = planner.plan(planner.note(StepInput(1, list(new), seqs, fresh)), self.packet)
         if form_of(batch) is None:
             batch.lay_out()
         return batch

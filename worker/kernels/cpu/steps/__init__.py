@@ -1,0 +1,1 @@
+"""Computes whole steps by recorded calls of C kernels."""
