@@ -14,7 +14,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from worker.cache_tiers.block_files import open_regular, read_front, with_front
 from worker.cache_tiers.block_folder import BlockFolder
 from worker.capacity import GIB
 from worker.host.machine import cache_folder
+from worker.host.private_folder import file_states
 from worker.kernels.cpu import packing
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class PackedCache:
         if options.load_format == "dummy" or options.trust_remote_code or registrations().classes:
             return None
         folder = options.folder
-        files = _states(folder.rglob("*") if folder.is_dir() else [folder])
+        files = file_states(folder.rglob("*") if folder.is_dir() else [folder])
         if sum(size for _, size, _ in files) < LEAST_BYTES:
             return None
         try:
@@ -173,8 +174,8 @@ def identity_of(options: LoadOptions, others: tuple[object, ...]) -> str:
     parallel, replicas = options.parallel, options.parallel.replicas
     parts = (
         digest_weights(options.folder, options.load_format, options.seed),
-        _states(Path(models.__path__[0]).rglob("*.py")),
-        _states(Path(packing.__file__).parent.glob("*.py")),
+        file_states(Path(models.__path__[0]).rglob("*.py")),
+        file_states(Path(packing.__file__).parent.glob("*.py")),
         msgspec.json.encode(options.config, order="sorted"),
         options.conversion,
         options.pooling,
@@ -193,12 +194,6 @@ def identity_of(options: LoadOptions, others: tuple[object, ...]) -> str:
         torch.__version__,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _states(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """The path, the size and the time of the last change of each file, links followed."""
-    found = ((str(path), path.stat()) for path in sorted(paths) if path.is_file())
-    return [(path, state.st_size, state.st_mtime_ns) for path, state in found]
 
 
 def find_packed(folder: BlockFolder) -> PackedMatrices:

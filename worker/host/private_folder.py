@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,6 +49,12 @@ def is_trusted(file: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(found.st_mode) and _distrust(found) is None
+
+
+def file_states(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """The path, the size and the time of the last change of each file, to see if one changes."""
+    found = ((str(path), path.stat()) for path in sorted(paths) if path.is_file())
+    return [(path, state.st_size, state.st_mtime_ns) for path, state in found]
 
 
 def check_room(folder: Path, nbytes: int) -> None:

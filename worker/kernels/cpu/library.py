@@ -152,6 +152,12 @@ def _prototypes(folder: Path) -> dict[str, tuple[Any, list[Any]]]:
     return prototypes
 
 
+def processor_text(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """What the system says of its first processor, but for what changes while it runs."""
+    first = cpuinfo.read_text().partition("\n\n")[0] if cpuinfo.exists() else platform.processor()
+    return [line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogomips"))]
+
+
 def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
     """The levels that this processor can run, the best first."""
     levels = _of_this_machine() if cpuinfo.exists() else []

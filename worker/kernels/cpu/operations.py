@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
 
 from worker import logs
 from worker.host.cpu_threads import give_threads
+from worker.host.machine import cache_folder
+from worker.host.private_folder import file_states, is_trusted, make_private
+from worker.kernels import compare_with_reference
 from worker.kernels.compare_with_reference import wrong
 from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
-from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
+from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library, processor_text
 from worker.kernels.cpu.quantization import Scheme, find_scheme
 from worker.kernels.cpu.torch_operations import TABLE, Table, linear_operations
 
@@ -91,6 +99,14 @@ def prove_in_a_fork() -> None:
         choose_kernels()
 
 
+def _proof(library: Library) -> Path:
+    """The path of the file that says that this library was checked: on this processor, with these bindings,
+    against this torch."""
+    code = [*Path(__file__).parent.glob("*.py"), Path(compare_with_reference.__file__)]
+    known = library.path.name, processor_text(), torch.__version__, file_states(code)
+    return cache_folder() / f"proved-{hashlib.sha256(repr(known).encode()).hexdigest()[:32]}"
+
+
 @functools.cache
 def choose_kernels() -> tuple[Library | None, Table]:
     """Choose, once in a process, the library for this machine, if there is one, and the operations."""
@@ -103,8 +119,13 @@ def choose_kernels() -> tuple[Library | None, Table]:
             continue
         if level.name == "amx" and not library.function("allow_tiles")():
             continue  # the next level does without tiles
-        table = bind(library)
-        if level.name == _proved_level or not (names := wrong(table)):
+        table, proof = bind(library), _proof(library)
+        if level.name == _proved_level or is_trusted(proof):
+            return library, table
+        if not (names := wrong(table)):
+            with suppress(OSError):  # then each start checks them
+                make_private(proof.parent)
+                proof.touch(0o600)
             return library, table
         reason = f"on this machine these compute something else than they should: {', '.join(names)}"
         logger.error("the %s kernels are not used: %s", level.name, reason)

@@ -276,16 +276,20 @@ def test_without_kernels_torch_computes_and_one_line_says_why(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_level_that_computes_wrongly_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_level_that_computes_wrongly_is_skipped_and_one_that_does_not_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     if len(NAMES) < 2:
         pytest.skip("this processor knows one level only")
-    answers = iter([["linear"], []])
+    monkeypatch.setattr(operations, "cache_folder", lambda: tmp_path / "cache")
+    answers = iter([["linear"], [], ["linear"]])
     monkeypatch.setattr(operations, "wrong", lambda table: next(answers))
-    found, _ = operations.choose_kernels()
-    assert found is not None
-    assert found.level.name == NAMES[1]
+    for _ in range(2):
+        operations.choose_kernels.cache_clear()
+        found, _ = operations.choose_kernels()
+        assert found is not None
+        assert found.level.name == NAMES[1]
+    assert next(answers, None) is None
     assert f"the {NAMES[0]} kernels are not used" in caplog.text
 
 
