@@ -203,7 +203,7 @@ INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, con
 
 // Sets up the registers of AMX for a unit, unless they were set up for such a one before.
 INLINE void shape_for(const paged *p, const unit *u, long *shaped) {
-    long heads = is_single(p, u->row) ? least(SPAN, p->together[u->row] * group_of(p)) : 0;
+    long heads = is_single(p, u->row) ? p->together[u->row] * group_of(p) : 0;
     if (heads == *shaped) return;
     *shaped = heads;
     if (heads) shape_for_heads(heads);

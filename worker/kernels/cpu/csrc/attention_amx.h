@@ -13,8 +13,10 @@
 enum {
     SPAN = 16,   // rows and columns of a register
     DEPTH = 32,  // numbers of a row of bfloat16: dimensions of a product, or keys
-    QUAD = 4,    // heads that a row of its own multiplies with keys at a time
+    QUAD = 4,    // heads that a row of its own multiplies with keys at a time; SPAN, if it has more
 };
+
+INLINE long beside_of(long heads) { return heads > QUAD ? SPAN : QUAD; }
 
 // SPAN rows that lie at one distance from each other.
 typedef struct {
@@ -54,11 +56,14 @@ INLINE void shape_for_tiles(void) {
     set_shapes(&s);
 }
 
-// Registers for rows of their own, with so many heads: 0 holds scores of SPAN keys for QUAD heads, 1 keys, or values of
-// SPAN dimensions, 2 words of queries, 3 weights, and 4 to 7 sums of values.
+// Registers for rows of their own, with so many heads: 0 holds scores of SPAN keys, 1 keys, or values of SPAN dimensions,
+// 2 words of queries, 3 weights, and 4 to 7 sums of values.
 INLINE void shape_for_heads(long heads) {
     shapes s = {.palette = 1};
-    for (int i = 0; i < 8; i++) s.rows[i] = i < 3 ? SPAN : (uint8_t)heads, s.row_bytes[i] = i == 0 || i == 2 ? QUAD * 4 : 64;
+    for (int i = 0; i < 8; i++) {
+        s.rows[i] = i < 3 ? SPAN : (uint8_t)least(SPAN, heads);
+        s.row_bytes[i] = i == 0 || i == 2 ? (uint16_t)(beside_of(heads) * 4) : 64;
+    }
     set_shapes(&s);
 }
 
@@ -92,15 +97,15 @@ INLINE void multiply(const products *p, float *sums) {
     if (p->below && p->beside) _tile_stored(3, lower + SPAN, bytes);
 }
 
-// Computes the scores [key][QUAD] of SPAN keys.
-INLINE void multiply_keys(spaced keys, const float *queries, long words, float *scores) {
+// Computes the scores [key][beside] of SPAN keys for heads that lie side by side.
+INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, float *scores) {
     _tile_zero(0);
     for (long i = 0; i < words; i += SPAN) {
         _tile_loadd(1, keys.first + i * 4, keys.stride);
-        _tile_loadd(2, queries + i * QUAD, QUAD * 4);
+        _tile_loadd(2, queries + i * beside, beside * 4);
         _tile_dpbf16ps(0, 1, 2);
     }
-    _tile_stored(0, scores, QUAD * 4);
+    _tile_stored(0, scores, beside * 4);
 }
 
 // Computes sums [head][SPAN] of up to four SPANs of dimensions. weights: [head], words `stride` bytes apart; values: for
@@ -128,8 +133,8 @@ INLINE void shape_for_tiles(void) {}
 INLINE void shape_for_heads(long heads) { (void)heads; }
 INLINE void release_registers(void) {}
 INLINE void multiply(const products *p, float *sums) { (void)p, (void)sums; }
-INLINE void multiply_keys(spaced keys, const float *queries, long words, float *scores) {
-    (void)keys, (void)queries, (void)words, (void)scores;
+INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, float *scores) {
+    (void)keys, (void)queries, (void)words, (void)beside, (void)scores;
 }
 INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
                             float sums[][SPAN * SPAN]) {

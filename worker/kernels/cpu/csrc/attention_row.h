@@ -167,15 +167,17 @@ static void (*const value_loops[][HEADS])(row_memory *, scoring, span, span, lon
     [INT8] = {value_INT8_1, value_INT8_2, value_INT8_3, value_INT8_4},
 };
 
-// Takes values at a time that stay in the first-level cache, for all heads and dimensions. If all keys came at once for
-// some dimensions, then memory would be waited for with the first ones, and idle with the others.
-INLINE void value_keys(row_memory *m, scoring s, span k, long head, long last, int fetch, float *parts) {
+// Goes on with the sums of a span's values by those of its keys in [from, stop). Takes values at a time that stay in the
+// first-level cache, for all heads and dimensions. If all keys came at once for some dimensions, then memory would be waited
+// for with the first ones, and idle with the others.
+INLINE void value_keys(row_memory *m, scoring s, span k, long from, long stop, long head, long last, int fetch,
+                       float *parts) {
     if (by_amx(s)) {
-        value_keys_by_amx(m, s, k, head, last, fetch, parts);
+        value_keys_by_amx(m, s, k, from, stop, head, last, fetch, parts);
         return;
     }
-    for (span of = {k.first, 0, 0}; of.first < k.first + k.count; of.first += of.count) {
-        of.count = least(k.first + k.count, (of.first / m->held + 1) * m->held) - of.first;
+    for (span of = {from, 0, 0}; of.first < stop; of.first += of.count) {
+        of.count = least(stop, (of.first / m->held + 1) * m->held) - of.first;
         for (long h = head, heads; h < last; h += heads) {
             heads = heads_of(h, last);
             value_loops[s.kind][heads - 1](m, s, k, of, h, fetch && h == head, parts);
@@ -191,7 +193,7 @@ INLINE span seen_by(span k, long row, long over) {
 
 // Computes the parts [head][part_size] of keys whose rows the caller has filled in, for rows [row, rows) with `group`
 // heads each, of which the last sees all keys. Scores of keys that a row does not see are computed for nothing. Values
-// are left out: they may not be finite.
+// are left out, for they may not be finite: so all rows take the blocks together that all of them see, and each the others.
 INLINE void row_chunk(row_memory *m, scoring s, long group, long row, long rows, span k, long over, float *parts) {
     stream_begin(&m->stream, m->rows, 2 * k.count);
     if (s.kind == INT8) score_coded_keys(m, s, row * group, rows * group, k);
@@ -200,9 +202,15 @@ INLINE void row_chunk(row_memory *m, scoring s, long group, long row, long rows,
     m->values = m->rows + k.count;
     for (long head = row * group; head < rows * group; head++)
         weigh_head(m, s, seen_by(k, head / group, over), head, parts + head * part_size(s));
+    long from = k.first, stop = (k.first + seen_by(k, row, over).count - 1) / KEYS * KEYS;
+    if (row < over && from < stop) {
+        value_keys(m, s, k, from, stop, row * group, rows * group, 1, parts);
+        from = stop;
+    }
     for (long fetch = 1, next; row < rows; row = next, fetch = 0) {
         next = row < over ? row + 1 : rows;
-        value_keys(m, s, seen_by(k, row, over), row * group, next * group, fetch, parts);
+        span seen = seen_by(k, row, over);
+        value_keys(m, s, seen, from, seen.first + seen.count, row * group, next * group, fetch, parts);
     }
 }
 

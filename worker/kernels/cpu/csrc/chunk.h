@@ -31,6 +31,19 @@ INLINE whole levels_of(const weights *w) {
     return table_of(w->codes == E2M1 ? e2m1 : w->codes == IQ4 ? (const int8_t *)iq4 : wholes);
 }
 
+#if defined(__AVX512BF16__)
+// Looks up the numbers in bfloat16 of quads of codes by their two bytes: pairs of the first two inputs, and of the others.
+// First, the pairs that belong into a vector are brought into the same half of each lane.
+INLINE __m512i in_halves(whole quads) {
+    return _mm512_shuffle_epi8((__m512i)quads, _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100));
+}
+INLINE void look_up_pairs(vec *first, vec *second, whole quads, whole below, whole above) {
+    whole codes = (whole)in_halves(quads), low = looked_up(below, codes), high = looked_up(above, codes);
+    *first = _mm512_castsi512_ps(_mm512_unpacklo_epi8((__m512i)low, (__m512i)high));
+    *second = _mm512_castsi512_ps(_mm512_unpackhi_epi8((__m512i)low, (__m512i)high));
+}
+#endif
+
 // Numbers of neighbouring columns, of one of the types of scales. A power of 2 is its exponent, and the least one has
 // no leading 1 in float32.
 INLINE vec load_numbers(const char *from, long column, int type) {

@@ -84,9 +84,9 @@ static void prepare(head_token *t, const delta *d, long token, long head, kind k
     t->decay = expf(d->speeds[head] * (gate > 20.0f ? gate : log1pf(expf(gate))));
 }
 
-// Adds what the token before has taught, forgets, and asks: seen = k S, asked = q S.
+// Adds what the token before has taught, forgets, and asks: seen = k S, asked = q S. stores: whether the state is written.
 INLINE void pass(float *s, long stride, const head_token *t, const float *key_before, const vec *taught, vec *seen,
-                 vec *asked, long dim, int vectors, long lanes, int by_channel) {
+                 vec *asked, long dim, int vectors, long lanes, int by_channel, int stores) {
     vec decay = vec_all(by_channel ? 1.0f : t->decay);
     for (int v = 0; v < vectors; v++) seen[v] = asked[v] = vec_zero();
     for (long i = 0; i < dim; i++) {
@@ -99,7 +99,7 @@ INLINE void pass(float *s, long stride, const head_token *t, const float *key_be
             x = vec_mul(x, decay);
             seen[v] = vec_fma(key, x, seen[v]);
             asked[v] = vec_fma(query, x, asked[v]);
-            vec_store_upto(place, x, lanes, FLOAT32);
+            if (stores) vec_store_upto(place, x, lanes, FLOAT32);
         }
     }
 }
@@ -119,6 +119,52 @@ INLINE float *state_at(const delta *d, long place, long head, long column) {
     return d->states + place * d->place_stride + head * d->key_dim * d->value_dim + column;
 }
 
+// Learns a token's value, and writes its result.
+INLINE void answer(const delta *d, const head_token *t, long token, long head, long column, vec *taught, const vec *seen,
+                   const vec *asked, int vectors, long lanes, kind k) {
+    long values = 2 * d->key_heads * d->key_dim + head * d->value_dim + column;
+    for (int v = 0; v < vectors; v++) {
+        vec value = vec_load_upto(at(d->x, token * d->x_stride + values + v * LANES, k), lanes, k);
+        taught[v] = vec_mul(vec_all(t->rate), vec_sub(value, seen[v]));
+        vec out = vec_fma(vec_all(t->product), taught[v], asked[v]);
+        long place = (token * d->value_heads + head) * d->value_dim + column + v * LANES;
+        vec_store_upto(at_out(d->out, place, k), out, lanes, k);
+    }
+}
+
+// Writes a state that is forgotten and taught at once to its place, and prefetches so much of what is read next.
+INLINE void renew_state(float *to, const float *s, const float *next, const head_token *t, const vec *taught, long width,
+                        long dim, int vectors, long lanes, int by_channel) {
+    vec decay = vec_all(by_channel ? 1.0f : t->decay);
+    for (long i = 0; i < dim; i++, to += width, s += width, next += width) {
+        vec key = vec_all(t->key[i]);
+        if (by_channel) decay = vec_all(t->decays[i]);
+        for (int v = 0; v < vectors; v++) {
+            _mm_prefetch((const char *)(next + v * LANES), _MM_HINT_T1);
+            vec x = vec_mul(vec_load_upto(s + v * LANES, lanes, FLOAT32), decay);
+            vec_store_upto(to + v * LANES, vec_fma(key, taught[v], x), lanes, FLOAT32);
+        }
+    }
+}
+
+// The only token of a row that goes on, for some columns of a head: the state is read from where it lies, and written
+// once. next: the place that is read after it.
+INLINE void learn_one(const delta *d, const head_token *t, long row, long head, long column, const float *next, int vectors,
+                      long lanes, int by_channel, kind k) {
+    float *s = state_at(d, source_of(&d->rows, row), head, column);
+    long dim = d->key_dim, width = d->value_dim, target = target_of(&d->rows, row);
+    vec taught[VECTORS], seen[VECTORS], asked[VECTORS];
+    pass(s, width, t, NULL, taught, seen, asked, dim, vectors, lanes, by_channel, 0);
+    answer(d, t, d->rows.starts[row], head, column, taught, seen, asked, vectors, lanes, k);
+    for (int i = 0; i < KEPT; i++) {
+        if (kept_count(&d->rows, row, i) != 1) continue;
+        float *kept = state_at(d, kept_place(&d->rows, row, i), head, column);
+        renew_state(kept, s, next, t, taught, width, dim, vectors, lanes, by_channel);
+    }
+    if (target < 0) return;
+    renew_state(state_at(d, target, head, column), s, next, t, taught, width, dim, vectors, lanes, by_channel);
+}
+
 // All tokens of a row, for some columns of a head. lanes: LANES, or fewer of a single vector.
 INLINE void learn(const delta *d, long row, long head, long column, int vectors, long lanes, int by_channel, kind k) {
     long first = d->rows.starts[row], count = count_of(&d->rows, row), dim = d->key_dim;
@@ -130,7 +176,6 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
     float *last_key = memory + CHUNK * 2 * dim, *slab = memory + (CHUNK + 1) * 2 * dim;
     long bytes = lanes == LANES ? held * 4 : lanes * 4, stride = held;
     if (begins(&d->rows, row)) memset(slab, 0, dim * held * sizeof(float));
-    else if (count == 1 && source == target) slab = state, stride = width;
     else
         for (long i = 0; i < dim; i++) memcpy(slab + i * held, state + i * width, bytes);
 
@@ -148,16 +193,9 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
         }
         for (long j = 0; j < n; j++) {
             const head_token *t = &tokens[j];
-            long token = first + begin + j, values = 2 * d->key_heads * dim + head * width + column;
-            if (before == NULL) pass(slab, stride, t, NULL, taught, seen, asked, dim, vectors, lanes, by_channel);
-            else pass(slab, stride, t, before, taught, seen, asked, dim, vectors, lanes, by_channel);
-            for (int v = 0; v < vectors; v++) {
-                vec value = vec_load_upto(at(d->x, token * d->x_stride + values + v * LANES, k), lanes, k);
-                taught[v] = vec_mul(vec_all(t->rate), vec_sub(value, seen[v]));
-                vec out = vec_fma(vec_all(t->product), taught[v], asked[v]);
-                long place = (token * d->value_heads + head) * width + column + v * LANES;
-                vec_store_upto(at_out(d->out, place, k), out, lanes, k);
-            }
+            if (before == NULL) pass(slab, stride, t, NULL, taught, seen, asked, dim, vectors, lanes, by_channel, 1);
+            else pass(slab, stride, t, before, taught, seen, asked, dim, vectors, lanes, by_channel, 1);
+            answer(d, t, first + begin + j, head, column, taught, seen, asked, vectors, lanes, k);
             before = t->key;
             for (int i = 0; i < KEPT; i++) {
                 if (kept_count(&d->rows, row, i) != begin + j + 1) continue;
@@ -170,8 +208,24 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
     store_state(state_at(d, target, head, column), width, slab, stride, before, taught, dim, vectors, lanes);
 }
 
-INLINE void learn_slab(const delta *d, long row, long head, long slab, int by_channel, kind k) {
+// The place that a unit reads; of one whose row has none, any.
+INLINE const float *place_of_unit(const delta *d, long unit) {
+    long slab = unit % d->slabs, head = unit / d->slabs % d->value_heads, row = unit / d->slabs / d->value_heads;
+    long source = source_of(&d->rows, row);
+    return state_at(d, source < 0 ? 0 : source, head, slab * SLAB);
+}
+
+// Some columns of a head. next: the unit that this thread takes after it.
+INLINE void learn_slab(const delta *d, long row, long head, long slab, long next, int by_channel, kind k) {
     long column = slab * SLAB, stop = least(d->value_dim, column + SLAB);
+    if (stop - column == SLAB && count_of(&d->rows, row) == 1 && !begins(&d->rows, row)) {
+        head_token t;
+        t.query = scratch(2 * d->key_dim * sizeof(float));
+        t.key = t.query + d->key_dim;
+        prepare(&t, d, d->rows.starts[row], head, k);
+        learn_one(d, &t, row, head, column, place_of_unit(d, next), VECTORS, LANES, by_channel, k);
+        return;
+    }
     if (stop - column == SLAB) {
         learn(d, row, head, column, VECTORS, LANES, by_channel, k);
         return;
@@ -186,11 +240,18 @@ static void learn_units(const void *task, long first, long last) {
     const delta *d = task;
     for (long unit = first; unit < last; unit++) {
         long slab = unit % d->slabs, head = unit / d->slabs % d->value_heads, row = unit / d->slabs / d->value_heads;
-        if (d->k == FLOAT32 && d->by_channel != NULL) learn_slab(d, row, head, slab, 1, FLOAT32);
-        else if (d->k == FLOAT32) learn_slab(d, row, head, slab, 0, FLOAT32);
-        else if (d->by_channel != NULL) learn_slab(d, row, head, slab, 1, BFLOAT16);
-        else learn_slab(d, row, head, slab, 0, BFLOAT16);
+        long next = least(unit + 1, last - 1);
+        if (d->k == FLOAT32 && d->by_channel != NULL) learn_slab(d, row, head, slab, next, 1, FLOAT32);
+        else if (d->k == FLOAT32) learn_slab(d, row, head, slab, next, 0, FLOAT32);
+        else if (d->by_channel != NULL) learn_slab(d, row, head, slab, next, 1, BFLOAT16);
+        else learn_slab(d, row, head, slab, next, 0, BFLOAT16);
     }
+}
+
+// Units are taken one after the other, as their states lie, where there are many.
+INLINE long grain_for(const delta *d, long rows) {
+    enum { SHARES = 8 };
+    return ceil_div(rows * d->value_heads * d->slabs, SHARES * threads);
 }
 
 // gates [tokens, 2 * value_heads]: of rates, then of decays. out is contiguous, and so is a place of `states`.
@@ -202,7 +263,7 @@ EXPORT void gated_delta(const void *x, long x_stride, const void *gates, long ga
     delta d = {x, x_stride, gates, at(gates, value_heads, kind), gates_stride, gates_stride, speeds, shifts, states,
                place_stride, {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
                ceil_div(value_dim, SLAB), most_rate, takes_turns, NULL, kind};
-    spread(rows * value_heads * d.slabs, 1, learn_units, &d);
+    spread(rows * value_heads * d.slabs, grain_for(&d, rows), learn_units, &d);
 }
 
 EXPORT void gated_delta_words(const word *a) {
@@ -233,7 +294,7 @@ EXPORT void channel_delta(const void *x, long x_stride, const void *rates, long 
                {starts, positions, table, table_stride}, out, heads, heads, key_dim, value_dim,
                ceil_div(value_dim, SLAB), 1.0f, 0, made, kind};
     spread(tokens * heads, grain_of(GRAIN, key_dim), prepare_units, &d);
-    spread(rows * heads * d.slabs, 1, learn_units, &d);
+    spread(rows * heads * d.slabs, grain_for(&d, rows), learn_units, &d);
 }
 
 EXPORT void channel_delta_words(const word *a) {

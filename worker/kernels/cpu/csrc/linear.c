@@ -6,6 +6,7 @@
 // the cache.
 #if defined(__AMX_BF16__)
 #include "linear_amx.h"
+#include "codes_amx.h"
 #endif
 #include "tile_methods.h"
 #include "product.h"
@@ -90,6 +91,10 @@ static void multiply_product(const product *p) {
 #if defined(__AMX_BF16__)
     if (p->w->kind == BFLOAT16 && !p->w->bits) {
         linear_amx(p);
+        return;
+    }
+    if (has_codes_for_amx(p->w, p->rows)) {
+        linear_codes_amx(p);
         return;
     }
 #endif

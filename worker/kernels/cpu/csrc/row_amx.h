@@ -27,26 +27,25 @@ INLINE void fetch_row(row_stream *f) {
 // Computes the scores of a span, as `score_keys` does.
 INLINE void score_keys_by_amx(row_memory *m, scoring s, long head, long last, span k) {
     char copy[SPAN * MAX_DIM * 2] __attribute__((aligned(64)));
-    const long words = words_of(s), first = head / QUAD * QUAD;
+    const long words = words_of(s), beside = m->beside, first = head / beside * beside;
     row_stream f = m->stream;
     for (long key = 0; key < k.count; key += SPAN) {
         spaced keys = spaced_rows(m->rows + key, k.count - key, s.dim * 2, copy);
-        for (long h = first; h < last; h += QUAD)
-            multiply_keys(keys, m->queries + h * words, words, m->scores + h * CHUNK + (k.first + key) * QUAD);
+        for (long h = first; h < last; h += beside)
+            multiply_keys(keys, m->queries + h * words, words, beside, m->raw + h * CHUNK + key * beside);
         for (int i = 0; i < SPAN; i++) fetch_row(&f);
     }
     m->stream = f;
     // Not before: what is stored row by row cannot be loaded at once.
-    for (long h = first; h < last; h += QUAD) {
-        vec of[CHUNK / SPAN][QUAD];
-        float *scores = m->scores + h * CHUNK;
+    for (long h = first; h < last; h += beside)
         for (long key = 0; key < k.count; key += SPAN) {
-            for (int i = 0; i < QUAD; i++) of[key / SPAN][i] = vec_load(scores + (k.first + key + i * QUAD) * QUAD, FLOAT32);
-            transpose_quad(of[key / SPAN]);
+            vec of[SPAN];
+            for (int i = 0; i < beside; i++) of[i] = vec_load(m->raw + h * CHUNK + key * beside + i * SPAN, FLOAT32);
+            if (beside == QUAD) transpose_quad(of);
+            else vec_transpose(of);
+            for (int i = 0; i < least(beside, last - h); i++)
+                vec_store(m->scores + (h + i) * CHUNK + k.first + key, of[i], FLOAT32);
         }
-        for (long key = 0; key < k.count; key += SPAN)
-            for (int i = 0; i < QUAD; i++) vec_store(scores + i * CHUNK + k.first + key, of[key / SPAN][i], FLOAT32);
-    }
 }
 
 // Lays SPANs of dimensions of DEPTH keys as [SPAN of dimensions][word of keys][dimension], in the order of
@@ -100,10 +99,11 @@ INLINE void order_part(float *part, scoring s) {
     }
 }
 
-// Adds the values of a span, as `value_keys` does.
-INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long head, long last, int fetch, float *parts) {
-    const long size = part_size(s), stop = k.first + k.count;
-    for (long key = k.first, next; key < stop; key = next) {
+// Adds values as `value_keys` does.
+INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long from, long stop, long head, long last, int fetch,
+                              float *parts) {
+    const long size = part_size(s);
+    for (long key = from, next; key < stop; key = next) {
         next = least(stop, (key / KEYS + 1) * KEYS);
         for (long h = head; h < last; h += SPAN) {
             weighted w = {m->values + key - k.first, m->scores + h * CHUNK + key, m->decays + h * (CHUNK / KEYS) + key / KEYS,
@@ -114,5 +114,5 @@ INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long head, long 
             for (; dim < s.dim; dim += 2 * SPAN) value_spans(&w, dim, 2, part + dim, size);
         }
     }
-    for (long h = head; h < last; h++) order_part(parts + h * size + 2, s);
+    for (long h = head; h < last && stop == k.first + k.count; h++) order_part(parts + h * size + 2, s);
 }

@@ -34,11 +34,13 @@ typedef struct {
     const void *const *values;  // those of `rows`
     row_stream stream;          // `rows`, while they are computed for the first heads
     long held;                  // values that are used together, a power of 2
-    float *queries;             // [head][word], each head padded to whole vectors; for AMX [QUAD of heads][word][head]
+    float *queries;             // [head][word], each head padded to whole vectors; for AMX [`beside` heads][word][head]
     float *factors;             // [head]: of queries in words, their scales times `scale`
     float *scores;              // [head][CHUNK], by position in the chunk; then weights, or words of them
     float *decays;              // [head][CHUNK / KEYS]
     float *parts;               // [2][head][part_size]
+    float *raw;                 // for AMX: [`beside` heads][key][head], scores as they are stored
+    long beside;                // heads that AMX multiplies with keys at a time
     const float *slopes;        // [head], or NULL; the caller fills them in, too, and
     const float *bias;          // [head][2 * reach + 1], or NULL,
     long reach;
@@ -59,9 +61,11 @@ INLINE long part_size(scoring s) { return 2 + s.dim; }
 INLINE long unseen_before(scoring s, long start) { return start % (by_amx(s) ? DEPTH : LANES); }
 
 INLINE row_memory *row_begin(scoring s, long heads) {
+    const long beside = beside_of(heads), raw = by_amx(s) ? CHUNK : 0;
     if (by_amx(s)) heads = (ceil_div(heads, SPAN) + 1) * SPAN;  // so many are read from any one on
-    long stride = padded(words_of(s)), floats = heads * (stride + 1 + CHUNK + CHUNK / KEYS + 2 * part_size(s));
+    long stride = padded(words_of(s)), floats = heads * (stride + 1 + CHUNK + raw + CHUNK / KEYS + 2 * part_size(s));
     row_memory *m = scratch(sizeof(row_memory) + floats * sizeof(float));
+    m->beside = beside;
     m->queries = (float *)(m + 1);
     m->stream.bytes = row_numbers(s.dim, s.kind) * width_of(s.kind);
     for (m->held = KEYS; m->held * m->stream.bytes > HELD;) m->held /= 2;
@@ -69,20 +73,21 @@ INLINE row_memory *row_begin(scoring s, long heads) {
     m->decays = m->scores + heads * CHUNK;
     m->parts = m->decays + heads * (CHUNK / KEYS);
     m->factors = m->parts + heads * 2 * part_size(s);
+    m->raw = m->factors + heads;
     return m;
 }
 
-// Lays the words of a query where those of QUAD heads alternate.
-INLINE void lay_query(float *to, const void *query, long words) {
-    for (long i = 0; i < words; i++) memcpy(to + i * QUAD, (const char *)query + i * 4, 4);
+// Lays the words of a query where those of heads alternate.
+INLINE void lay_query(float *to, const void *query, long words, long beside) {
+    for (long i = 0; i < words; i++) memcpy(to + i * beside, (const char *)query + i * 4, 4);
 }
 
 // The queries of a row [group, dim], whose first head is `head`.
 INLINE void row_queries(const row_memory *m, scoring s, long group, long head, const void *query) {
-    long words = words_of(s), stride = padded(words);
+    const long words = words_of(s), stride = padded(words), beside = m->beside;
     for (long last = head + group; head < last; head++, query = at(query, s.dim, s.outer)) {
         float *to = m->queries + head * stride;
-        if (by_amx(s)) lay_query((float *)m->queries + head / QUAD * QUAD * words + head % QUAD, query, words);
+        if (by_amx(s)) lay_query(m->queries + head / beside * beside * words + head % beside, query, words, beside);
         else if (s.kind == INT8) {
             m->factors[head] = write_words((int16_t *)to, query, s.dim, s.outer) * s.scale;
             memset(to + words, 0, (stride - words) * sizeof(float));

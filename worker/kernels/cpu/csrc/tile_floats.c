@@ -88,21 +88,18 @@ INLINE void widen_to_floats(vec *to, const whole *from, long quads, int bits, co
 
 #if DOTS
 // The two bytes of bfloat16 are looked up by the upper and the lower half of a code; those of numbers without a leading
-// 1 by their mantissa. First, the pairs of inputs that belong into a vector are brought into the same half of each lane.
+// 1 by their mantissa.
 INLINE void widen_quads(vec *first, vec *second, whole quads, int bits, const levels *table) {
-    const __m512i halves = _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100);
     const __m512i upper = _mm512_set4_epi32((int)0xc3c2c1c0, (int)0xbfbebdbc, 0x43424140, 0x3f3e3d3c);
     const __m512i lower = _mm512_set4_epi32((int)0xf0e0d0c0, (int)0xb0a09080, 0x70605040, 0x30201000);
     const __m512i small_upper = _mm512_set4_epi32(0, 0, 0x3c3c3c3c, 0x3b3b3b00);
     const __m512i small_lower = _mm512_set4_epi32(0, 0, 0x60402000, (int)0xc0800000);
     const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128), exponent = _mm512_set1_epi8(0x78);
-    __m512i codes = _mm512_shuffle_epi8((__m512i)quads, halves);
     if (bits == 4) {
-        whole low = looked_up(table->below, (whole)codes), high = looked_up(table->above, (whole)codes);
-        *first = _mm512_castsi512_ps(_mm512_unpacklo_epi8((__m512i)low, (__m512i)high));
-        *second = _mm512_castsi512_ps(_mm512_unpackhi_epi8((__m512i)low, (__m512i)high));
+        look_up_pairs(first, second, quads, table->below, table->above);
         return;
     }
+    __m512i codes = in_halves(quads);
     __m512i low = _mm512_and_si512(codes, nibble);
     __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
     __mmask64 small = _mm512_testn_epi8_mask(codes, exponent);
