@@ -15,10 +15,9 @@
 enum {
     STEP = 2 * PAIRS,            // inputs that one instruction multiplies
     STEPS = CHUNK / STEP,        // of a run
-    CODE_TILES = 8,              // the most tiles of a chunk
+    CODE_TILES = 16,             // the most tiles of a chunk, each of HALF_ROWS rows
     CODE_BYTES = 512 << 10,      // of a chunk's inputs, which stay in the second-level cache
-    TOGETHER = 8,                // rows that are added up at a time
-    PART = HALF_ROWS * PANEL,    // numbers of the products of HALF_ROWS rows
+    PART = HALF_ROWS * PANEL,    // numbers of a tile
 };
 
 // Whether rows of a matrix are multiplied so, from which number on it takes less time.
@@ -28,8 +27,8 @@ INLINE int has_codes_for_amx(const weights *w, long rows) {
 
 typedef struct {
     product product;
-    bf16 *laid;       // [rows][sections][inputs]
-    uint32_t *heads;  // [rows][head_dwords]
+    bf16 *laid;       // [tile][section][step][row][input of a step]
+    uint32_t *heads;  // [rows of whole tiles][head_dwords]
     long tiles, chunks, blocks;
 } codes_job;
 
@@ -45,16 +44,19 @@ static void lay_codes_rows(const void *task, long first, long last) {
     const codes_job *j = task;
     const weights *w = j->product.w;
     const long inputs = section_inputs(w), each = head_of_group(w);
-    bf16 *to = j->laid + first * w->inputs;
     uint32_t *head = j->heads + first * head_dwords(w), bytes[CHUNK / 4 + LANES];
     for (long r = first; r < last; r++) {
         const char *from = j->product.x + r * j->product.x_stride;
+        bf16 *to = j->laid + r / HALF_ROWS * HALF_ROWS * w->inputs + r % HALF_ROWS * STEP;
         for (long section = 0; section < w->sections; section++, from += inputs * width_of(w->kind)) {
             for (long input = 0; input < inputs; input += CHUNK, head += head_of(w)) {
                 round_row(bytes, head - input / CHUNK * head_of(w), from, 1, shifted(input, w->group), w);
-                for (long i = 0; i < least(CHUNK, inputs - input); i += LANES, to += LANES) {
+                for (long i = 0; i < least(CHUNK, inputs - input); i += STEP, to += HALF_ROWS * STEP) {
                     whole up = whole_all(head[1 + shifted(i, w->group) * each]);
-                    vec_store(to, vec_of_whole(whole_up_by(whole_of_signed((char *)bytes + i), up)), BFLOAT16);
+                    for (long half = 0; half < STEP; half += LANES) {
+                        whole numbers = whole_of_signed((char *)bytes + i + half);
+                        vec_store(to + half, vec_of_whole(whole_up_by(numbers, up)), BFLOAT16);
+                    }
                 }
             }
         }
@@ -90,51 +92,37 @@ INLINE const char *unpack_run(code_run *to, const groups *from, const weights *w
     return panel;
 }
 
-// Multiplies the rows of a tile with a run: products [group][rows][32].
-INLINE void multiply_codes(const code_run *run, const bf16 *x, long stride, long rows, float products[][2 * PART]) {
+// Adds the products of a tile with half of the columns of a run to its sums, in the order of `tile_shifts.c`. head: of the
+// run in the first row, `stride` before that in the next. products: memory that stays in the first-level cache.
+INLINE void add_half(const code_run *run, const bf16 *x, const uint32_t *head, long stride, int half, int low,
+                     float products[][HALF_ROWS * LANES], float *sums, const bf16 *next) {
     for (long group = 0, step = 0; group < run->groups; group++) {
-        load_sums(NULL, rows, 1);
+        _tile_zero(0);
         for (long end = step + run->steps; step < end; step++) {
-            _tile_loadd(4, x + step * STEP, stride * 2);
-            _tile_loadd(6, run->codes[step][0], LANES * 4);
+            _tile_loadd(4, x + step * HALF_ROWS * STEP, STEP * 2);
+            _tile_loadd(6, run->codes[step][half], LANES * 4);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, run->codes[step][1], LANES * 4);
-            _tile_dpbf16ps(1, 4, 7);
-            if (rows <= HALF_ROWS) continue;
-            _tile_loadd(5, x + HALF_ROWS * stride + step * STEP, stride * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
         }
-        store_sums(products[group], rows);
+        _tile_stored(0, products[group], LANES * 4);
     }
-}
-
-// Scales the products of a run and adds them to sums [rows, 32], in the order of `tile_shifts.c`.
-INLINE void add_codes(const code_run *run, float products[][2 * PART], const uint32_t *head, long stride, long rows, int low,
-                      float *sums) {
-    for (long row = 0; row < rows; row += TOGETHER) {
-        const uint32_t *heads[TOGETHER];
-        vec totals[TOGETHER][COLUMNS];
-        for (int r = 0; r < TOGETHER; r++) {
-            heads[r] = head + least(row + r, rows - 1) * stride;
-            for (int c = 0; c < COLUMNS; c++) totals[r][c] = vec_zero();
+    vec totals[HALF_ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < HALF_ROWS; r++) totals[r] = vec_zero();
+    for (long group = 0; group < run->groups; group++) {
+        vec scale = vec_load(run->scales[group] + half * LANES, FLOAT32);
+        vec minimum = low ? vec_load(run->minimums[group] + half * LANES, FLOAT32) : vec_zero();
+        const float *of = products[group];
+#pragma GCC unroll 16
+        for (int r = 0; r < HALF_ROWS; r++) {
+            if (half == 0) _mm_prefetch((const char *)(next + (group * HALF_ROWS + r) * STEP), _MM_HINT_T0);
+            if (low) totals[r] = vec_fma(minimum, broadcast(head + r * stride + 3 + 3 * group), totals[r]);
+            totals[r] = vec_fma(vec_load(of + r * LANES, FLOAT32), scale, totals[r]);
         }
-        for (long group = 0; group < run->groups; group++) {
-            const float *from = products[group] + row * PANEL;
-            for (int c = 0; c < COLUMNS; c++) {
-                vec scale = vec_load(run->scales[group] + c * LANES, FLOAT32);
-                vec minimum = low ? vec_load(run->minimums[group] + c * LANES, FLOAT32) : vec_zero();
-                for (int r = 0; r < TOGETHER; r++) {
-                    if (low) totals[r][c] = vec_fma(minimum, broadcast(heads[r] + 3 + 3 * group), totals[r][c]);
-                    totals[r][c] = vec_fma(vec_load(from + r * PANEL + c * LANES, FLOAT32), scale, totals[r][c]);
-                }
-            }
-        }
-        for (int r = 0; r < least(TOGETHER, rows - row); r++)
-            for (int c = 0; c < COLUMNS; c++) {
-                float *to = sums + (row + r) * PANEL + c * LANES;
-                vec_store(to, vec_fma(totals[r][c], broadcast(heads[r]), vec_load(to, FLOAT32)), FLOAT32);
-            }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < HALF_ROWS; r++) {
+        float *to = sums + r * PANEL + half * LANES;
+        vec_store(to, vec_fma(totals[r], broadcast(head + r * stride), vec_load(to, FLOAT32)), FLOAT32);
     }
 }
 
@@ -149,62 +137,69 @@ INLINE void bytes_of_levels(const weights *w, whole *below, whole *above) {
     *below = table_of(low), *above = table_of(high);
 }
 
+// Multiplies the tiles [first, end) with a run of a panel that begins so many inputs and so many dwords of a head after
+// the first one.
+INLINE void add_run(const codes_job *j, const code_run *run, long first, long end, long inputs, long head,
+                    float sums[][MOST_SUMS * PART], long section, int low) {
+    const weights *w = j->product.w;
+    const long stride = head_dwords(w);
+    float products[STEPS][HALF_ROWS * LANES] __attribute__((aligned(64)));
+    for (long tile = first; tile < end; tile++) {
+        const bf16 *x = j->laid + HALF_ROWS * (tile * w->inputs + inputs);
+        const uint32_t *heads = j->heads + tile * HALF_ROWS * stride + head;
+        float *to = place_of_section(sums[tile - first], HALF_ROWS, w, section, 0);
+        for (int half = 0; half < COLUMNS; half++) add_half(run, x, heads, stride, half, low, products, to, x + HALF_ROWS * w->inputs);
+    }
+}
+
 // Multiplies the tiles [first, end) with a panel.
-static void multiply_code_panel(const codes_job *j, long panel, long first, long end, long *shaped,
-                                float sums[][MOST_SUMS * AMX_ROWS * PANEL]) {
+static void multiply_code_panel(const codes_job *j, long panel, long first, long end, float sums[][MOST_SUMS * PART]) {
     const product *p = &j->product;
     const weights *w = p->w;
-    const long heads = head_dwords(w), all = section_groups(w);
+    const long all = section_groups(w);
     const char *next = (const char *)panel_of(w, panel);
-    const int low = w->offsets || w->minimums;
-    float products[STEPS][2 * PART] __attribute__((aligned(64)));
     code_run run __attribute__((aligned(64)));
     whole below, above;
     bytes_of_levels(w, &below, &above);
     for (long section = 0; section < w->sections; section++) {
         groups from = {.panel = next + section_head_bytes(w), .factors = next};
+        for (long tile = first; tile < end; tile++)
+            memset(place_of_section(sums[tile - first], HALF_ROWS, w, section, 0), 0, PART * sizeof(float));
         for (; from.group < all; from.group = from.end, from.panel = next) {
             from.end = least(from.group + groups_rounded(w), all);
             next = unpack_run(&run, &from, w, below, above);
-            long place = section * section_inputs(w) + from.group * w->group;
+            long inputs = section * section_inputs(w) + from.group * w->group;
             long head = section * section_head_dwords(w) + from.group / groups_rounded(w) * head_of(w);
-            for (long tile = first; tile < end; tile++) {
-                long start = tile * AMX_ROWS, rows = least(AMX_ROWS, p->rows - start);
-                float *to = place_of_section(sums[tile - first], rows, w, section, 0);
-                if (from.group == 0) memset(to, 0, rows * PANEL * sizeof *to);
-                if (rows != *shaped) shape_tiles(*shaped = rows);
-                multiply_codes(&run, j->laid + start * w->inputs + place, w->inputs, rows, products);
-                const uint32_t *of_rows = j->heads + start * heads + head;
-                if (low) add_codes(&run, products, of_rows, heads, rows, 1, to);
-                else add_codes(&run, products, of_rows, heads, rows, 0, to);
-                if (from.end == all) join_section(sums[tile - first], rows, w, section);
-            }
+            if (w->offsets || w->minimums) add_run(j, &run, first, end, inputs, head, sums, section, 1);
+            else add_run(j, &run, first, end, inputs, head, sums, section, 0);
         }
+        for (long tile = first; tile < end; tile++) join_section(sums[tile - first], HALF_ROWS, w, section);
     }
-    for (long tile = first; tile < end; tile++) {
-        long start = tile * AMX_ROWS;
-        finish_tile(p, sums[tile - first], start, least(AMX_ROWS, p->rows - start), panel);
+    for (long tile = first, start; tile < end; tile++) {
+        start = tile * HALF_ROWS;
+        finish_tile(p, sums[tile - first], start, least(HALF_ROWS, p->rows - start), panel);
     }
 }
 
 static void multiply_code_units(const void *task, long first, long last) {
     const codes_job *j = task;
-    long shaped = 0, panels = panels_of(j->product.w);
-    float(*sums)[MOST_SUMS * AMX_ROWS * PANEL] = scratch_beside(CODE_TILES * sizeof *sums);
+    long panels = panels_of(j->product.w);
+    float(*sums)[MOST_SUMS * PART] = scratch_beside(CODE_TILES * sizeof *sums);
+    shape_tiles(HALF_ROWS);
     for (long unit = first; unit < last; unit++) {
         long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
         for (long panel = panels * block / j->blocks; panel < end; panel++)
-            multiply_code_panel(j, panel, j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks, &shaped, sums);
+            multiply_code_panel(j, panel, j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks, sums);
     }
     _tile_release();
 }
 
 static void linear_codes_amx(const product *p) {
     const weights *w = p->w;
-    long numbers = p->rows * w->inputs, most = CODE_BYTES / (AMX_ROWS * w->inputs * 2), panels = panels_of(w);
-    codes_job j = {.product = *p, .tiles = ceil_div(p->rows, AMX_ROWS)};
-    j.laid = scratch(numbers * sizeof *j.laid + p->rows * head_dwords(w) * sizeof *j.heads + 64);
-    j.heads = (uint32_t *)(j.laid + numbers);
+    codes_job j = {.product = *p, .tiles = ceil_div(p->rows, HALF_ROWS)};
+    long rows = j.tiles * HALF_ROWS, most = CODE_BYTES / (HALF_ROWS * w->inputs * 2), panels = panels_of(w);
+    j.laid = scratch(rows * (w->inputs * sizeof *j.laid + head_dwords(w) * sizeof *j.heads));
+    j.heads = (uint32_t *)(j.laid + rows * w->inputs);
     spread(p->rows, 8, lay_codes_rows, &j);
     j.chunks = ceil_div(j.tiles, most < 1 ? 1 : least(most, CODE_TILES));
     j.blocks = least(ceil_div(8 * threads, j.chunks), panels);
