@@ -155,7 +155,7 @@ class Attention(CachedAttention):
         v = v.view(tokens, self.kv_heads, self.head_dim)
         heads = q.view(tokens, self.heads, self.head_dim)
         q = ops.rotary_and_cache(heads, k, v, kv, step, prep, self.cache_scales or UNSCALED)
-        return self._attend(q, kv, step, self.cache_scales, self.window)
+        return self.attend(q, kv, step, self.cache_scales, self.window)
 
     def read(self, q: Tensor, prep: HeadPrep = AS_PROJECTED) -> Tensor:
         """q [T, heads * head_dim] -> [T, heads * head_dim], by the cache of this layer's owner as it is."""
@@ -164,9 +164,9 @@ class Attention(CachedAttention):
             raise RuntimeError("an attention layer was to read the cache of another one, and has its own")
         heads = q.view(len(q), self.heads, self.head_dim)
         q = ops.rotate(heads, prep.cos_sin, prep.q_norm, prep.eps)
-        return self._attend(q, owner.bound(), context(owner.group), owner.cache_scales, self.window)
+        return self.attend(q, owner.bound(), context(owner.group), owner.cache_scales, self.window)
 
-    def _attend(
+    def attend(
         self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None, window: int | None
     ) -> Tensor:
         """Prepared queries [T, heads, head_dim] -> [T, heads * head_dim]."""
@@ -184,7 +184,7 @@ class Attention(CachedAttention):
             scales=scales or UNSCALED,
         ).flatten(1)
         if step.whole is not None and window is not None and max(step.kv_lens_host) > window:
-            out = torch.where(step.whole[:, None], self._attend(q, kv, step, scales, None), out)
+            out = torch.where(step.whole[:, None], self.attend(q, kv, step, scales, None), out)
         return out
 
 

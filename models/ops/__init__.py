@@ -18,6 +18,12 @@ from models.ops.encoder_ops import (  # noqa: F401
     patches,
 )
 from models.ops.expert_routing_ops import add_gated, collect_experts, experts, route  # noqa: F401
+from models.ops.fused_ops import (  # noqa: F401
+    add_product,
+    fused_layer,
+    project_gates,
+    project_heads,
+)
 from models.ops.latent_ops import (  # noqa: F401
     choose_tokens,
     front_rms_norm,

@@ -95,7 +95,7 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
         lora=LORA,
     )
     model_loading.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
-    with opened(config, MetaCuda(512, card)) as (runner, calls):
+    with opened(config, MetaCuda(512, card, joins=True)) as (runner, calls):
         while runner.prepare():
             pass
         (generate if conversion.runner == "generate" else pool)(runner)

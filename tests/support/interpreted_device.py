@@ -1,5 +1,7 @@
 """A device in the host's memory that computes with the kernels of CUDA, interpreted, and may replay steps."""
 
+from dataclasses import replace
+
 from interpreted import DEVICE  # before any kernel is imported
 from recorded_graphs import RecordedGraphs
 from torch import Tensor
@@ -22,12 +24,13 @@ ON_A_CARD = DEVICE.type != "cpu"
 class Interpreted(Cpu):
     """What is sent to this device reaches its tables by the packets of steps, as on a card."""
 
-    def __init__(self, most_tokens: int = 0, *, draws: bool = True) -> None:
-        """`most_tokens`: those of the largest step that is replayed."""
+    def __init__(self, most_tokens: int = 0, *, draws: bool = True, joins: bool = False) -> None:
+        """`most_tokens`: those of the largest step that is replayed. `joins`: whether kernels are joined."""
         super().__init__(1)
-        self.kernels, self.scan, self.draw = cuda_operations(CARD), BY_TORCH, draw
+        self.card = replace(CARD, processors=2) if joins else CARD  # the fewer, the fewer programs there are
+        self.kernels, self.scan, self.draw = cuda_operations(self.card), BY_TORCH, draw
         self.graphs = RecordedGraphs()
-        self.most_tokens = most_tokens
+        self.most_tokens, self.joins = most_tokens, joins
         self._draw_into = draw_into if draws else None
 
     def fetch(self, values: Tensor) -> Fetch:
@@ -37,4 +40,5 @@ class Interpreted(Cpu):
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         compute.slots.host_tables = None
         opened = self.graphs.with_own_pool
-        return open_graphs(compute, CARD, opened, self._draw_into, groups, most=self.most_tokens)
+        drawn, most = self._draw_into, self.most_tokens
+        return open_graphs(compute, self.card, opened, drawn, groups, most=most, joins=self.joins)

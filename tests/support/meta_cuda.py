@@ -28,16 +28,20 @@ from worker.steps.warmup import warm_up_steps
 class MetaCuda(Meta):
     """A card that is not there. Graphs are captured by computing once, and replayed by counting."""
 
-    def __init__(self, most_tokens: int = 0, card: Card = Card(90, 132)) -> None:
-        """`most_tokens`: those of the largest step that is replayed."""
+    def __init__(self, most_tokens: int = 0, card: Card = Card(90, 132), *, joins: bool = False) -> None:
+        """`most_tokens`: those of the largest step that is replayed. `joins`: whether kernels are joined."""
         super().__init__()
+        self.joins = joins
         self.card = card
         self.kernels, self.draw = cuda_operations(card), draw
         self.replays = 0
+        self.launched: list[list[str]] = []
+        """The kernels and operations of each graph, without views and memory that is only taken."""
         self.most_tokens = most_tokens
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
-        return open_graphs(compute, self.card, lambda: self, draw_into, groups, most=self.most_tokens)
+        most, joins = self.most_tokens, self.joins
+        return open_graphs(compute, self.card, lambda: self, draw_into, groups, most=most, joins=joins)
 
     def warm_up(self, work: Callable[[], object]) -> None:
         """Do nothing: there is nothing to compile. This device is its own `Capture`."""
@@ -48,6 +52,10 @@ class MetaCuda(Meta):
 
         with NoMixing():
             return work(), replay
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """Nothing, so that what is recorded last stays."""
+        return 0.0
 
 
 class Counted(NoMixing):

@@ -91,6 +91,7 @@ class RecordedGraphs:
     def __init__(self) -> None:
         self.captured: list[list[_Op | KernelLaunch]] = []
         self.replayed: list[int] = []
+        self._launched: dict[Callable[[], None], int] = {}
         self._pool: list[torch.UntypedStorage] = []
         """The memory of all graphs of this capture."""
 
@@ -119,7 +120,12 @@ class RecordedGraphs:
             for call in writer.calls:
                 call.start() if isinstance(call, KernelLaunch) else call.again()
 
+        self._launched[replay] = len(launches(writer.calls))
         return result, replay
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """As many as there are launches, which is what a small step takes its time for."""
+        return self._launched[replay]
 
 
 def _run(writer: _Writer, work: Callable[[], Result]) -> Result:

@@ -205,12 +205,14 @@ class Cuda:
         if "source" in compute.slots.rooms:  # for which graphs have none
             return compute
         from worker.kernels.cuda.draw_kernel import draw, draw_into  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.fused.joined_products import JOINED
         from worker.kernels.cuda.steps.graph_capture import CudaCapture
         from worker.kernels.cuda.steps.step_graphs import open_graphs
 
         drawn = draw_into if self.draw is draw else None
         capture = partial(CudaCapture, self.target)
-        return open_graphs(compute, self._card, capture, drawn, groups, most=self._most_tokens)
+        joins = JOINED.issubset(self.kernels)
+        return open_graphs(compute, self._card, capture, drawn, groups, most=self._most_tokens, joins=joins)
 
     def recording_bytes(
         self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]

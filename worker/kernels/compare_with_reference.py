@@ -29,6 +29,7 @@ HEAD_DIM = 40
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
+    "project_heads": 4,
     "latent_attention": 3,
     "choose_tokens": 3,
     "causal_conv": 3,

@@ -61,6 +61,8 @@ class DecoderLayer(nn.Module):
         self, delta: Tensor | None, stream: Tensor, rotations: Mapping[Rope, Tensor]
     ) -> tuple[Tensor | None, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
+        if (left := ops.fused_layer(self, delta, stream, cos_sin)) is not None:
+            return None, left
         x, stream = enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
         out = self.mix(x, cos_sin)
         if self.is_parallel:

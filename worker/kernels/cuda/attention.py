@@ -19,8 +19,8 @@ from models.ops import encoder_ops, reference
 from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import Form, attend, join
 from worker.kernels.cuda.attention_plan import Heads, Launch, empty_results, launches_of
-from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
-from worker.kernels.cuda.launch import launch, padded
+from worker.kernels.cuda.capabilities import COUNTERS, SHORT_ROWS, Card
+from worker.kernels.cuda.launch import EARLY, begins_early, joined, launch, padded
 
 MOST_DIM, MOST_GROUP = 512, 64
 """The widest head, and the most query heads that share a key head."""
@@ -155,7 +155,7 @@ def _attend(
         *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0)))),
     )
     form = scoring.form(heads, context.block_size if paged else 0, context.first)
-    attend_blocks(attend, heads.keys, planned, (q, k, v), out, context, further, form)
+    attend_blocks(attend, heads.keys, planned, (q, k, v), out, context, further, form, card)
     return out
 
 
@@ -168,11 +168,13 @@ def attend_blocks(
     context: ForwardContext,
     further: tuple[Any, ...],
     form: Any,
+    joins_on: Card | None = None,
 ) -> None:
     """Compute blocks of queries into out [T, heads, D] by so many programs each, and join splits of keys.
 
     The results of splits are of the tokens of these splits only: a prompt beside them may have thousands.
-    `further`: what the kernel takes behind the plan of the step, before its form.
+    `further`: what the kernel takes behind the plan of the step, before its form. `joins_on`: the card, if
+    the kernel can join splits by itself.
     """
     table, (_, heads, dim), wide = context.block_table, out.shape, padded(out.shape[2])
     for blocks in planned:
@@ -182,16 +184,21 @@ def attend_blocks(
             places = (blocks.split * each, heads)
             partial = torch.empty(*places, dim, dtype=torch.float32, device=out.device)
             logs = torch.empty(places, dtype=torch.float32, device=out.device)
+        counters = None
+        if blocks.split and joins_on and len(blocks.rows) * programs <= COUNTERS:
+            counters = joined()
+        depends = counters is not None and joins_on is not None and begins_early(joins_on)
         launch(
             kernel,
             (len(blocks.rows), programs),
             *(*inputs, out, partial, logs, table, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, table.stride(0), *further),
-            *(form, tiles.queries, tiles.keys, blocks.split > 0),
+            *(blocks.rows, blocks.tokens, table.stride(0), *further, *((counters,) if joins_on else ())),
+            *(form, tiles.queries, tiles.keys, blocks.split > 0, *((depends,) if joins_on else ())),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **(EARLY if depends else {}),
         )
-        if blocks.split:
+        if blocks.split and counters is None:
             launch(
                 join,
                 (blocks.split, heads),

@@ -21,6 +21,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from triton.language import constexpr
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker.kernels.cuda.fused.arrivals import is_last
+
+_AT_ONCE: constexpr = constexpr(4)
+"""The splits that are joined at a time by the program that ends last."""
 
 
 class Form(NamedTuple):
@@ -215,9 +221,16 @@ def write(
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, table_ptr, lens_ptr, starts_ptr, rows_ptr,
     tokens_ptr, table_stride, bias_ptr, sinks_ptr, last_ptr, scale, softcap, value_scale, q_stride, k_stride,
-    v_stride, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
+    v_stride, counters_ptr, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
+    DEPENDENT: constexpr,
 ):  # fmt: skip
-    """Compute one block of queries [BM] of one key head, or one split of its keys."""
+    """Compute one block of queries [BM] of one key head, or one split of its keys.
+
+    With `counters` the splits of a block count themselves, and the last one joins all; else `join` does.
+    DEPENDENT: the kernel may begin before the one ahead of it has ended.
+    """
+    if DEPENDENT:
+        gdc_wait()
     entry, head = tl.program_id(0), tl.program_id(1)
     row, first, begin, new, split, splits = block_of(entry, rows_ptr, tokens_ptr, starts_ptr, SPLIT)  # pyright: ignore
     if row < 0:  # a graph is replayed for a smaller step
@@ -255,12 +268,57 @@ def attend(
             top, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride,
             v_stride, scale, softcap, FORM, BN, True,
         )  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
     heads: constexpr = FORM.heads * group
     own = token_of_splits(lane, BM, group) * heads + query_head
     write(
         out_ptr, partial_ptr, logs_ptr, at * heads + query_head, own, used, top, total, result * value_scale,
         splits, FORM.dim, wide, SPLIT,
     )  # fmt: skip
+    if SPLIT and counters_ptr is not None:
+        _join_if_last(
+            out_ptr, partial_ptr, logs_ptr, counters_ptr + (entry - split) * FORM.heads + head,
+            at * heads + query_head, own - split * (BM // group * heads), BM // group * heads, used, splits,
+            FORM.dim, wide,
+        )  # fmt: skip
+
+
+@triton.jit
+def _join_if_last(
+    out_ptr, partial_ptr, logs_ptr, counter_ptr, place, own, step, used, splits, DIM: constexpr,
+    WIDE: constexpr,
+):  # fmt: skip
+    """Join the splits of a block, if there are several and this program is the last of them."""
+    if splits > 1:
+        last = is_last(counter_ptr, splits)
+        if last:
+            _join_block(out_ptr, partial_ptr, logs_ptr, place, own, step, used, splits, DIM, WIDE)  # pyright: ignore
+
+
+@triton.jit
+def _join_block(
+    out_ptr, partial_ptr, logs_ptr, place, own, step, used, splits, DIM: constexpr, WIDE: constexpr
+):  # fmt: skip
+    """Join the splits of a block's heads [BM]: the first are at `own`, each other `step` further."""
+    dims = tl.arange(0, WIDE)
+    there = used[:, None] & (dims < DIM)[None, :]
+    top, total = tl.full(own.shape, float("-inf"), tl.float32), tl.zeros(own.shape, tl.float32)
+    result = tl.zeros([own.shape[0], WIDE], tl.float32)
+    for start in range(0, splits, _AT_ONCE):
+        for number in tl.static_range(_AT_ONCE):  # so that no load waits for another one
+            known, at = used & (start + number < splits), own + (start + number) * step
+            log = tl.load(logs_ptr + at, mask=known, other=float("-inf"), cache_modifier=".cg")
+            part = partial_ptr + at[:, None] * DIM + dims[None, :]
+            part = tl.load(part, mask=known[:, None] & there, other=0.0, cache_modifier=".cg")
+            largest = tl.maximum(top, log)
+            base = tl.where(largest == float("-inf"), 0.0, largest)
+            weight, kept = tl.exp2(log - base), tl.exp2(top - base)
+            top, total = largest, total * kept + weight
+            result = result * kept[:, None] + part * weight[:, None]
+    result = result / tl.where(total > 0, total, 1.0)[:, None]
+    at = out_ptr + place[:, None] * DIM + dims[None, :]
+    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from models.context import AdapterRows, ForwardContext, StateRows
 from models.ops import SPECIFIED
+from models.ops.attention_inputs import HeadPrep
 from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.state_rows import StateRow, state_columns
 from worker.kernels.compare_with_reference import TOLERANCE, Case, cases_by_type
-from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.capabilities import COUNTERS, Card
 from worker.kernels.cuda.draw_kernel import draws_right
+from worker.kernels.cuda.launch import joining
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.operations_used import Uses
 
@@ -99,7 +101,42 @@ def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[
         Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
         Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
         Case("selective_scan", scanned, tolerance=tolerance),
+        *_joined_cases(values, dim, tolerance),
     ]
+
+
+def _joined_cases(values: Callable[..., Tensor], dim: int, tolerance: float) -> list[Case]:
+    """The joined kernels of steps of few rows, of which each may be split; the last joins splits of keys."""
+    step, kv = _few_rows(), values(2, 11, 2, 64, dim)
+    angles, head_norms = values(2, dim - dim % 2).float(), (values(dim), values(dim))
+    x, norm, out = values(2, 300), values(300), values(2, 70)
+    heads, gates, down = values(10 * dim, 300) / 16, values(140, 300) / 16, values(70, 300) / 16
+    bias, prep = values(10 * dim), HeadPrep(angles, *head_norms, 1e-5)
+    given = [
+        Case("project_heads", (x, norm, 1e-5, heads, kv, step, None, HeadPrep(angles))),
+        Case("project_heads", (x, norm, 1e-5, heads, kv, step, bias, prep)),
+        Case("project_gates", (x, norm, 1e-5, gates, "silu", values(140))),
+        Case("add_product", (x, down, out)),
+        Case("add_product", (x, down, out, values(70))),
+    ]
+    cases: list[Case] = [_Joined(each.name, each.arguments, tolerance=tolerance) for each in given]
+    return [*cases, _JoinedAttention("fused_layer", (values(2, 6, dim), kv, step), tolerance=tolerance)]
+
+
+class _Joined(Case):
+    """A joined kernel, whose programs count themselves."""
+
+    def compute(self, table: Mapping[str, Callable[..., Any]]) -> Any:
+        with joining(torch.zeros(COUNTERS, dtype=torch.int32, device=self.arguments[0].device)):
+            return super().compute(table)
+
+
+class _JoinedAttention(_Joined):
+    """Attention as joined layers call it."""
+
+    def compute(self, table: Mapping[str, Callable[..., Any]]) -> Any:
+        attention = _Joined("attention", self.arguments, {"scale": 0.2})
+        return attention.compute(table)
 
 
 class _Adapted(Case):
@@ -133,6 +170,20 @@ def _adapt(
     store.bring([1])
     numbers = torch.tensor([0, 1, 1, 0], dtype=torch.int32).to(layer.weight.device)
     return store, AdapterRows(numbers, numbers[:0], [(1, 1, 2)])
+
+
+def _few_rows() -> ForwardContext:
+    """A step of two sequences that decode, in blocks of 64 tokens; the keys of one are split."""
+    return ForwardContext(
+        positions=torch.tensor([599, 19]),
+        query_starts=torch.arange(3, dtype=torch.int32),
+        kv_lens=torch.tensor([600, 20], dtype=torch.int32),
+        block_table=torch.tensor([[*range(10)], [10] * 10], dtype=torch.int32),
+        slot_mapping=torch.tensor([599, 640 + 19]),
+        block_size=64,
+        query_lens_host=[1, 1],
+        kv_lens_host=[600, 20],
+    )
 
 
 def _long_step() -> ForwardContext:

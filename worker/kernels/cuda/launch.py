@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from torch import Tensor
 from triton import knobs
+
+from worker.kernels.cuda.capabilities import HOPPER, Card
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,13 @@ class KernelLaunch:
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
+EARLY = {"launch_pdl": True}
+"""The options of a kernel that may begin before the one ahead of it has ended, by a dependent launch.
+
+It waits for that by itself before it reads or writes what others write.
+"""
 _take: Callable[[KernelLaunch], None] | None = None
+_counters: Tensor | None = None
 _compiled = 0
 _counts = False
 _counting = Lock()  # kernels are compiled in threads
@@ -82,6 +91,30 @@ def padded(size: int) -> int:
 def warps_for(numbers: int) -> int:
     """The warps of a program that holds one row of so many numbers in registers."""
     return min(16, max(1, numbers // 512))
+
+
+def begins_early(card: Card) -> bool:
+    """Whether kernels can begin before the one ahead of them has ended."""
+    return card.capability >= HOPPER and not knobs.runtime.interpret
+
+
+@contextmanager
+def joining(counters: Tensor) -> Iterator[None]:
+    """Let steps of few rows use kernels that do several operations each.
+
+    Programs that wait for each other's results count themselves in `counters` int32, which are 0 and stay so.
+    """
+    global _counters
+    outer, _counters = _counters, counters
+    try:
+        yield
+    finally:
+        _counters = outer
+
+
+def joined() -> Tensor | None:
+    """The counters of kernels that do several operations, if such are to be used."""
+    return _counters
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from worker.kernels.cuda import attention, latent_attention, linear, norms, pooling_kernel, rotary
 from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.fused import joined_products
 from worker.kernels.cuda.products import experts, routing
 from worker.kernels.cuda.recurrent import convolution, delta_rule, gates, selective_scan
 
@@ -28,4 +29,5 @@ def cuda_operations(card: Card, *, fp8: bool = False) -> Operations:
         | delta_rule.operations(card)
         | selective_scan.operations(card)
         | gates.OPERATIONS
+        | joined_products.operations(card)
     )

@@ -57,7 +57,7 @@ def prepared(
 
 
 @triton.jit
-def _fitted(x, scale, MOST: constexpr):
+def fitted(x, scale, MOST: constexpr):
     """Numbers divided by the scale, from -MOST to MOST, as the type of a cache holds them; NaN stays so."""
     if MOST > 0:
         x = x / scale
@@ -95,7 +95,7 @@ def prepare_and_cache(
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = k_ptr + token * k_stride + head * DIM
             x = prepared(x_ptr, known, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
-            x = _fitted(x, k_scale, MOST)
+            x = fitted(x, k_scale, MOST)
             tl.store(keys_ptr + place, x.to(keys_ptr.dtype.element_ty), mask=known & (dims < DIM))
         else:
             head += first - queries - keys
@@ -103,7 +103,7 @@ def prepare_and_cache(
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = v_ptr + token * v_stride + head * DIM
             x = prepared(x_ptr, known, v_norm_ptr, angles_ptr, token, eps, DIM, WIDE, 0, VALUES_NORMED)
-            x = _fitted(x, v_scale, MOST)
+            x = fitted(x, v_scale, MOST)
             tl.store(values_ptr + place, x.to(values_ptr.dtype.element_ty), mask=known & (dims < DIM))
 
 

@@ -22,8 +22,9 @@ from models.state_rows import STATE_COLUMNS
 from models.towers.model import find_tower
 from models.towers.tower import sees_media
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
-from worker.kernels.cuda.capabilities import Tiles
+from worker.kernels.cuda.capabilities import COUNTERS, Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters
+from worker.kernels.cuda.launch import joining
 from worker.kernels.cuda.steps import layout_kernels as layouts
 from worker.kernels.cuda.steps.recorded_forms import SlotProgress
 from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
@@ -41,6 +42,8 @@ _STEPS = (
     ([1, 1500], [20, 1500]),
 )
 """New tokens and all tokens of each row, for steps that need every variant of attention."""
+_JOINED_STEPS = (([1], [8192]), ([1, 1], [8192, 20]))
+"""Steps by kernels that do several operations: those of one row are variants of their own."""
 _STEPS_OF_EXPERTS = tuple(([1, new], [20, new]) for new in (7, 299, 8000))
 """More steps where there are experts, which have rows for each size of tiles then, however many they are."""
 _SAMPLED = (1, 40, 256)
@@ -62,12 +65,15 @@ def take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dt
     most = max(sum(new) for new, _ in steps)
     tables = [None, _nowhere((most,), torch.int32)] if sees_media(tower) else [None]
     for new, total in steps:
-        stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)
         for last in tables:
             step.last = last if last is None else last[: sum(new)]
-            with use_context(step):
-                model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
+            _take(model, step, width, given)
+    for new, total in _JOINED_STEPS if model.causal else ():
+        step = _step(new, total, block_size, parallel)
+        step.adapters = None
+        with joining(_nowhere((COUNTERS,), torch.int32)):
+            _take(model, step, width, given)
     _lay_out_tokens(block_size, paged=model.causal)
     if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
         head = lm_head(model.modules())
@@ -82,6 +88,13 @@ def take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dt
         _choose_tokens(config.vocab_size, block_size, groups=min(2, len(windows)) or 1)
     if parallel.last:
         _pool(config.output_size, given.dtype)
+
+
+def _take(model: ServedModel, step: ForwardContext, width: int, given: LoadOptions) -> None:
+    tokens = len(step.positions)
+    stream = None if given.parallel.first else _nowhere((tokens, width), given.dtype)
+    with use_context(step):
+        model.forward(_nowhere((tokens,), torch.int64), step.positions, stream)
 
 
 def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel) -> ForwardContext:

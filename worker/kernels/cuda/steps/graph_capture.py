@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
+from statistics import median
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -26,6 +28,9 @@ from worker.ranks.process_groups import Groups
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+_TIMED = 9
+"""The replays that are timed."""
 
 
 class Capture(Protocol):
@@ -40,6 +45,10 @@ class Capture(Protocol):
 
         The result stays where it is: whoever replays finds the new numbers there.
         """
+        ...
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """The time that the device takes to do captured work again, while nothing else runs."""
         ...
 
 
@@ -70,6 +79,14 @@ class CudaCapture:
         ):
             result = work()
         return result, _Replay(graph, work)
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]
+        for mark in marks:  # behind a first replay, which is not timed
+            replay()
+            mark.record()
+        marks[-1].synchronize()
+        return 1e-3 * median(one.elapsed_time(other) for one, other in pairwise(marks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +148,14 @@ class Recorder:
         if not self._groups.alone:
             self._capture.warm_up(work)
         return self._attempt(lambda: GraphRecording(*self._capture(work)))
+
+    def compare(
+        self, one: GraphRecording[Result], other: GraphRecording[Result]
+    ) -> tuple[bool, tuple[float, float]]:
+        """Whether one recording takes the device less time than another, and the milliseconds of both."""
+        times = [[self._capture.seconds(each.replay) for each in (one, other)] for _ in range(3)]
+        ours, others = (1e3 * median(column) for column in zip(*times, strict=True))
+        return ours < others, (ours, others)
 
     def _attempt(self, attempt: Callable[[], Result]) -> Result | Missing:
         """What `attempt` returns, if it succeeds on all ranks."""

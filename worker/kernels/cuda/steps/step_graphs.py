@@ -22,9 +22,10 @@ from torch import Tensor
 from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.fused.choice import JoinedSteps
 from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.draft_passes import DraftPasses, PassForm, is_pass_of
-from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
+from worker.kernels.cuda.steps.graph_capture import Capture, GraphRecording, Missing, Recorder
 from worker.kernels.cuda.steps.graph_sizes import URGENT_TOKENS, forms_to_make, is_of, size_of, with_pass
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,
@@ -115,9 +116,11 @@ class Graphs:
         draw: DrawInto | None,
         *,
         most: int,
+        joins: bool,
     ) -> None:
         """`most`: the tokens of the largest graph. A drafter's passes have a recorder of their own.
 
+        `joins`: whether kernels that do several operations each may compute steps of few rows.
         `draw`: None if the kernel draws wrong on a card: whole steps take the likeliest tokens only, then.
         """
         slots = compute.slots
@@ -149,6 +152,7 @@ class Graphs:
             self._sizes, self._token_sizes, samples=rows > 0, adapts="adapters" in slots.rooms
         )
         self._graphs: dict[Form | MixedForm, _Graph] = {}
+        self._joined = JoinedSteps(target) if joins else None
         self._seconds = 0.0  # that making graphs has taken so far
         self._steps: dict[int, MixedStep] = {}  # the places of mixed steps, by their tokens
         # Passes run before what a step has left is read, so they need memory that steps do not share.
@@ -237,9 +241,7 @@ class Graphs:
             if (missing := self._passes.make(form)) is not None:
                 self._leave_out(form, missing)
             return bool(self._left)
-        made = self._recorder.record(
-            lambda: self._open_mixed(form) if isinstance(form, MixedForm) else self._open(form)
-        )
+        made = self._record(form)
         if isinstance(made, Missing):
             self._leave_out(form, made)
         else:
@@ -250,6 +252,13 @@ class Graphs:
         if self._graphs and not self._left:
             logger.info("all %d CUDA graphs are made, which took %.1f s", len(self._graphs), self._seconds)
         return bool(self._left)
+
+    def _record(self, form: Form | MixedForm) -> GraphRecording[Recorded] | Missing:
+        if isinstance(form, MixedForm):
+            return self._recorder.record(lambda: self._open_mixed(form))
+        if self._joined is None or form.adapted:
+            return self._recorder.record(lambda: self._open(form))
+        return self._joined.record(self._recorder, form.rows, lambda: self._open(form))
 
     def close(self) -> None:
         """Give all graphs back: NCCL closes no group that graphs refer to."""
@@ -365,11 +374,13 @@ def open_graphs(
     groups: Groups,
     *,
     most: int,
+    joins: bool = False,
 ) -> Computing:
     """What replays steps as graphs, if they can be; else `compute`, which sends plans of attention along.
 
     What ranks choose by must be the same on all of them, so their cards must be alike, and draw right.
-    `most` and `draw` are those of `Graphs`; 0: no step is replayed.
+    `most`, `draw` and `joins` are those of `Graphs`; 0: no step is replayed. Ranks that share layers, or
+    stages, do not join: each would choose by its own times.
     """
     replays = most > 0 and groups.replicas is None
     if replays and not groups.agree(card.capability << 16 | card.processors):
@@ -381,4 +392,5 @@ def open_graphs(
             passes.quicken(compute.lay_out, None)
         return compute
     draws = groups.minimum(int(draw is not None))
-    return Graphs(compute, card, lambda: Recorder(open_capture(), groups), draw if draws else None, most=most)
+    opened, joins = (lambda: Recorder(open_capture(), groups)), joins and groups.alone
+    return Graphs(compute, card, opened, draw if draws else None, most=most, joins=joins)
