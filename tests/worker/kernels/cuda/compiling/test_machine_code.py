@@ -92,7 +92,7 @@ def expected_unit(variant: Variant, capability: int) -> list[str]:
         rows = constants["BN"]  # the matrix is the left side of it
     elif variant.kernel.startswith("attend"):
         rows = constants["BM"]
-    elif variant.kernel == "shrink":  # the other one multiplies in float32
+    elif variant.kernel == "shrink" or variant.kernel in JOINED:  # `expand` multiplies in float32
         rows = 16
     elif variant.kernel.endswith("_tiles"):
         rows = constants["TILE"]
@@ -136,6 +136,7 @@ LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
 EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}
 STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
 ADAPTERS = {"shrink", "expand", "gather"}
+JOINED = {"project_heads", "project_gates", "add_product"}
 TILES = {"solve_tiles", "learn_tiles", "scan_tiles"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows"}
@@ -149,7 +150,7 @@ def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int, share: int
     """Variants of e4m3 are left out below 8.9: its caches, and rows that are rounded to it."""
     variants = compiled(capability, share, models_in(tmp_path, capability))
     known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | TILES | QUANTIZED
-    known |= ADAPTERS
+    known |= ADAPTERS | JOINED
     largest = {0, 57344}  # of caches, and 0 for those of 16 bits
     if capability >= LEAST_E4M3:
         known, largest = known | ROUNDED, largest | {448}
