@@ -3,8 +3,9 @@
 A program computes a block of queries: as many new tokens of one sequence as fit BM rows, with all query heads
 that share a key head side by side. It reads keys in tiles of BN, first those that all its queries see, then
 those that need a mask. Where few rows would leave multiprocessors idle, or others would wait for a long one,
-the keys of a block are split over several programs, whose results `join` adds up in their order. Everything
-is computed in float32 but the products of tiles.
+the keys of a block are split over several programs, whose results `join` adds up in their order, or, if they
+have counters, the last of these programs. Everything is computed in float32 but the products of tiles.
+DEPENDENT kernels may begin before the one ahead of them has ended.
 
 What is known when a model is loaded (`Form`) is a constant of a variant. `scale` makes scores of products, as
 they are where a cap follows, else in units of log 2; results are multiplied with `value_scale`, which cached
@@ -224,11 +225,7 @@ def attend(
     v_stride, counters_ptr, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
     DEPENDENT: constexpr,
 ):  # fmt: skip
-    """Compute one block of queries [BM] of one key head, or one split of its keys.
-
-    With `counters` the splits of a block count themselves, and the last one joins all; else `join` does.
-    DEPENDENT: the kernel may begin before the one ahead of it has ended.
-    """
+    """Compute one block of queries [BM] of one key head, or one split of its keys."""
     if DEPENDENT:
         gdc_wait()
     entry, head = tl.program_id(0), tl.program_id(1)
@@ -268,19 +265,32 @@ def attend(
             top, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride,
             v_stride, scale, softcap, FORM, BN, True,
         )  # fmt: skip
+    _write_and_join(
+        out_ptr, partial_ptr, logs_ptr, counters_ptr, at, lane, query_head, used, top, total,
+        result * value_scale, split, splits, FORM, BM, SPLIT, DEPENDENT,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_and_join(
+    out_ptr, partial_ptr, logs_ptr, counters_ptr, at, lane, query_head, used, top, total, result, split,
+    splits, FORM: constexpr, BM: constexpr, SPLIT: constexpr, DEPENDENT: constexpr,
+):  # fmt: skip
+    """Write the results of a block or a split; with counters the last program of a block joins its splits."""
     if DEPENDENT:
         gdc_launch_dependents()
-    heads: constexpr = FORM.heads * group
-    own = token_of_splits(lane, BM, group) * heads + query_head
+    heads: constexpr = FORM.heads * FORM.group
+    own, place = token_of_splits(lane, BM, FORM.group) * heads + query_head, at * heads + query_head
     write(
-        out_ptr, partial_ptr, logs_ptr, at * heads + query_head, own, used, top, total, result * value_scale,
-        splits, FORM.dim, wide, SPLIT,
+        out_ptr, partial_ptr, logs_ptr, place, own, used, top, total, result, splits, FORM.dim, FORM.wide,
+        SPLIT,
     )  # fmt: skip
     if SPLIT and counters_ptr is not None:
-        _join_if_last(
-            out_ptr, partial_ptr, logs_ptr, counters_ptr + (entry - split) * FORM.heads + head,
-            at * heads + query_head, own - split * (BM // group * heads), BM // group * heads, used, splits,
-            FORM.dim, wide,
+        step: constexpr = BM // FORM.group * heads
+        counter_ptr = counters_ptr + (tl.program_id(0) - split) * FORM.heads + tl.program_id(1)
+        _join_if_last(  # pyright: ignore
+            out_ptr, partial_ptr, logs_ptr, counter_ptr, place, own - split * step, step, used, splits,
+            FORM.dim, FORM.wide,
         )  # fmt: skip
 
 

@@ -118,9 +118,8 @@ class Graphs:
         most: int,
         joins: bool,
     ) -> None:
-        """`most`: the tokens of the largest graph. A drafter's passes have a recorder of their own.
+        """`most`: the tokens of the largest graph. `joins`: whether steps of few rows may use joined kernels.
 
-        `joins`: whether kernels that do several operations each may compute steps of few rows.
         `draw`: None if the kernel draws wrong on a card: whole steps take the likeliest tokens only, then.
         """
         slots = compute.slots
@@ -152,8 +151,7 @@ class Graphs:
             self._sizes, self._token_sizes, samples=rows > 0, adapts="adapters" in slots.rooms
         )
         self._graphs: dict[Form | MixedForm, _Graph] = {}
-        self._joined = JoinedSteps(target) if joins else None
-        self._seconds = 0.0  # that making graphs has taken so far
+        self._joined, self._seconds = JoinedSteps(target) if joins else None, 0.0  # making graphs took so far
         self._steps: dict[int, MixedStep] = {}  # the places of mixed steps, by their tokens
         # Passes run before what a step has left is read, so they need memory that steps do not share.
         self._passes = DraftPasses(passes, open_recorder, self._layout, self._place_of)

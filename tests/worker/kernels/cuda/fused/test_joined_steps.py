@@ -127,7 +127,7 @@ def test_a_step_of_one_row_is_few_launches(tmp_path: Path) -> None:
 
 
 def record(seconds: Callable[[], float]) -> tuple[list[bool], GraphRecording[int]]:
-    """Which of the works of a step that was recorded twice were joined, and what was kept."""
+    """Record a step of two rows: whether each of its works was joined, and the recording that was kept."""
     ways: list[bool] = []
 
     class Timed(RecordedGraphs):
