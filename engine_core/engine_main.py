@@ -35,7 +35,6 @@ from worker import child, logs
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
 from worker.host.machine import process_age
 from worker.host.progress_page import ProgressWriter
-from worker.start_runner import prepare_import
 
 _SMALLEST_PROGRESS = 0.01
 _LAST_SECONDS = 1.0
@@ -51,9 +50,7 @@ def main(make: MakeExecutor | None = None) -> int:
     """Runs the engine and returns the exit code. `make` makes another executor than the configuration's."""
     gc.disable()  # until all is loaded: nothing that is imported is garbage, and collecting takes a while
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
-    registered = Registrations(config.model_classes, config.search_path)
-    use_registrations(registered)
-    prepare_import(config.engine.worker, registered)
+    use_registrations(Registrations(config.model_classes, config.search_path))
     number = "" if config.alone else f" {config.index}"
     logs.setup(f"engine{number}{config.label and f' {config.label}'}", config.log_level)
     context = zmq.Context()

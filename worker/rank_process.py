@@ -44,7 +44,7 @@ from worker.ranks.channel import (
     StepFailed,
 )
 from worker.ranks.rank_disk import RankDisk
-from worker.start_runner import prepare_import, start
+from worker.start_runner import start
 
 if TYPE_CHECKING:
     from worker.runner import Runner
@@ -61,7 +61,6 @@ def main(load: Load = start) -> int:
     rank_start = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
     place = rank_start.config.place
     use_registrations(rank_start.config.registrations)
-    prepare_import(rank_start.config.options, rank_start.config.registrations)
     logs.setup(place.name, rank_start.log_level)
     channel = RankEnd(rank_start.descriptor)
     progress = StepProgress(ProgressWriter(rank_start.progress_page, rank_start.progress_entry))
