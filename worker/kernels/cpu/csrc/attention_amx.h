@@ -36,6 +36,20 @@ INLINE spaced spaced_rows(const void *const *rows, long count, long bytes, void 
     return (spaced){copy, bytes};
 }
 
+// Rows that are prefetched line by line, in the order of memory: processors recognize it, and read on by themselves.
+typedef struct {
+    const void *const *row, *const *last;
+    const char *line;
+    long left, bytes;  // of this row, and of each
+} row_stream;
+
+// Prefetches the next row into the second-level cache.
+INLINE void fetch_row(row_stream *f) {
+    if (f->row >= f->last) return;
+    const char *row = *f->row++;
+    for (long i = 0; i < f->bytes; i += 64) _mm_prefetch(row + i, _MM_HINT_T1);
+}
+
 // What is multiplied for up to 2 * SPAN rows and as many columns: `steps` registers for each SPAN of them.
 typedef struct {
     spaced rows[2];
@@ -97,11 +111,13 @@ INLINE void multiply(const products *p, float *sums) {
     if (p->below && p->beside) _tile_stored(3, lower + SPAN, bytes);
 }
 
-// Computes the scores [key][beside] of SPAN keys for heads that lie side by side.
-INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, float *scores) {
+// Computes the scores [key][beside] of SPAN keys for heads that lie side by side, and prefetches as many rows of `f`, if
+// it is given, evenly: a burst would keep loads waiting.
+INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, row_stream *f, float *scores) {
     _tile_zero(0);
     for (long i = 0; i < words; i += SPAN) {
         _tile_loadd(1, keys.first + i * 4, keys.stride);
+        for (long row = 0; f && row < SPAN * SPAN; row += words) fetch_row(f);
         _tile_loadd(2, queries + i * beside, beside * 4);
         _tile_dpbf16ps(0, 1, 2);
     }
@@ -133,8 +149,8 @@ INLINE void shape_for_tiles(void) {}
 INLINE void shape_for_heads(long heads) { (void)heads; }
 INLINE void release_registers(void) {}
 INLINE void multiply(const products *p, float *sums) { (void)p, (void)sums; }
-INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, float *scores) {
-    (void)keys, (void)queries, (void)words, (void)beside, (void)scores;
+INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, row_stream *f, float *scores) {
+    (void)keys, (void)queries, (void)words, (void)beside, (void)f, (void)scores;
 }
 INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
                             float sums[][SPAN * SPAN]) {

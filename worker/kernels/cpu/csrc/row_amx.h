@@ -17,23 +17,18 @@ INLINE void transpose_quad(vec v[QUAD]) {
 #endif
 }
 
-// Prefetches the next row into the second-level cache.
-INLINE void fetch_row(row_stream *f) {
-    if (f->row >= f->last) return;
-    const char *row = *f->row++;
-    for (long i = 0; i < f->bytes; i += 64) _mm_prefetch(row + i, _MM_HINT_T1);
-}
-
 // Computes the scores of a span, as `score_keys` does.
 INLINE void score_keys_by_amx(row_memory *m, scoring s, long head, long last, span k) {
     char copy[SPAN * MAX_DIM * 2] __attribute__((aligned(64)));
     const long words = words_of(s), beside = m->beside, first = head / beside * beside;
+    const int wide = words > 2 * SPAN;
     row_stream f = m->stream;
     for (long key = 0; key < k.count; key += SPAN) {
         spaced keys = spaced_rows(m->rows + key, k.count - key, s.dim * 2, copy);
         for (long h = first; h < last; h += beside)
-            multiply_keys(keys, m->queries + h * words, words, beside, m->raw + h * CHUNK + key * beside);
-        for (int i = 0; i < SPAN; i++) fetch_row(&f);
+            multiply_keys(keys, m->queries + h * words, words, beside, wide && h == first ? &f : NULL,
+                          m->raw + h * CHUNK + key * beside);
+        for (int i = 0; !wide && i < SPAN; i++) fetch_row(&f);
     }
     m->stream = f;
     // Not before: what is stored row by row cannot be loaded at once.
@@ -60,7 +55,8 @@ INLINE void lay_values(const void *const *rows, long count, long dim, const int 
             pairs_load2(pair, even, odd);
             vec_store(to + j * SPAN * SPAN, pair[0], FLOAT32), vec_store(to + (j + 1) * SPAN * SPAN, pair[1], FLOAT32);
         }
-        if (f) fetch_row(f), fetch_row(f);
+        if (f) fetch_row(f);
+        if (f && f->bytes <= 8 * SPAN) fetch_row(f);  // rows that are laid at once; others are laid twice
     }
 }
 
@@ -80,7 +76,7 @@ INLINE void value_spans(const weighted *w, long dim, const int spans, float *par
     float sums[4][SPAN * SPAN] __attribute__((aligned(64)));
     long steps = ceil_div(w->keys, DEPTH);
     for (long i = 0; i < steps; i++)
-        lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim, spans, dim == 0 ? w->stream : NULL,
+        lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim, spans, dim <= 4 * SPAN ? w->stream : NULL,
                    values + i * spans * SPAN * SPAN);
     multiply_values(w->weights, CHUNK * 4, values, steps, spans, sums);
     for (long h = 0; h < w->heads; h++, part += stride)

@@ -20,13 +20,6 @@ INLINE int vecs_beside(int heads) {
     return heads == 1 ? 8 : heads == 4 ? 2 : 4;
 }
 
-// Rows that are prefetched line by line, in the order of memory: processors recognize it, and read on by themselves.
-typedef struct {
-    const void *const *row, *const *last;
-    const char *line;
-    long left, bytes;  // of this row, and of each
-} row_stream;
-
 // The memory of one thread. The caller fills in the rows: keys, then values, then PAST rows that are read next. A head
 // is one of those of any of the queries that are computed together.
 typedef struct {
