@@ -8,6 +8,8 @@
 #include "linear_amx.h"
 #include "codes_amx.h"
 #endif
+#include <stdatomic.h>
+
 #include "tile_methods.h"
 #include "product.h"
 #include "threads.h"
@@ -18,8 +20,11 @@ typedef struct {
     method method;
     long tiles;
     long groups;  // groups of tiles: if there are few panels, threads share the tiles of each
-    uint32_t *laid;
+    uint32_t *laid;  // NULL: each thread lays the rows for itself
+    long number;     // of the job, by which a thread knows for which one it has done so
 } job;
+
+enum { FEW_TILES = 4 };  // so few that one thread lays them as quickly as several, which would wait for each other
 
 // Tiles are as equal as possible, because one with few rows does not fill the registers.
 INLINE long tile_start(const job *j, long tile) { return j->product.rows * tile / j->tiles; }
@@ -33,21 +38,35 @@ static void lay_tiles(const void *task, long first, long last) {
     }
 }
 
+static const uint32_t *laid_rows(const job *j) {
+    static _Thread_local long laid;
+    if (j->laid) return j->laid;
+    job own = *j;
+    own.laid = scratch(j->product.rows * j->method.dwords * 4 + 64);
+    if (laid != j->number) lay_tiles(&own, 0, j->tiles);
+    laid = j->number;
+    return own.laid;
+}
+
 static void multiply(const void *task, long first, long last) {
     const job *j = task;
     const product *p = &j->product;
+    const uint32_t *laid = laid_rows(j);
     float sums[TILES_AT_ONCE][MOST_SUMS * METHOD_ROWS * PANEL] __attribute__((aligned(64)));
     for (long unit = first; unit < last; unit++) {
         long panel = unit / j->groups, group = unit % j->groups;
         long begin = j->tiles * group / j->groups, end = j->tiles * (group + 1) / j->groups;
         tiles t = {.all = end - begin};
+        // Threads take units in turns, so what this one reads after the last of these lies behind those of the others.
+        long after = (unit + 1 < last ? unit + 1 : last + (threads - 1) * (last - first)) / j->groups;
+        if (after < panels_of(p->w)) t.next = panel_of(p->w, after);
         for (long tile = begin; tile < end; tile += t.count) {
             t.first = tile - begin;
             t.count = ceil_div(end - tile, ceil_div(end - tile, j->method.tiles));
             for (long i = 0; i < t.count; i++) {
                 long start = tile_start(j, tile + i);
                 t.rows[i] = tile_start(j, tile + i + 1) - start;
-                t.x[i] = j->laid + start * j->method.dwords;
+                t.x[i] = laid + start * j->method.dwords;
                 t.sums[i] = sums[i];
             }
             j->method.multiply(&t, p->w, panel);
@@ -67,12 +86,12 @@ INLINE long grain_for(const job *j, long units) {
 }
 
 static void linear_laid(const product *whole) {
+    static _Atomic long jobs;
     method method = method_for(whole->w);
     long panels = panels_of(whole->w), most = LAID_BYTES / (method.dwords * 4) / method.rows * method.rows;
     if (most < method.rows) most = method.rows;
     long rows = whole->rows, blocks = ceil_div(rows, most);
     job j = {.product = *whole, .method = method};
-    j.laid = scratch((rows < most ? rows : most) * method.dwords * 4 + 64);
     for (long block = 0; block < blocks; block++) {
         long start = rows * block / blocks;
         j.product.rows = rows * (block + 1) / blocks - start;
@@ -81,7 +100,9 @@ static void linear_laid(const product *whole) {
         j.product.out = whole->out + start * whole->out_stride;
         j.tiles = ceil_div(j.product.rows, method.rows);
         j.groups = least(j.tiles, ceil_div(4 * threads, panels));
-        spread(j.tiles, 4, lay_tiles, &j);
+        j.number = atomic_fetch_add(&jobs, 1) + 1;
+        j.laid = j.tiles <= FEW_TILES ? NULL : scratch(j.product.rows * method.dwords * 4 + 64);
+        if (j.laid) spread(j.tiles, FEW_TILES, lay_tiles, &j);
         long units = panels * j.groups;
         spread(units, grain_for(&j, units), multiply, &j);
     }

@@ -85,7 +85,7 @@ static void normalise_rows(const void *task, long first, long last) {
     }
 }
 
-enum { GRAIN = 16384 };  // elements that are worth handing to another thread
+enum { GRAIN = 4096 };  // elements that are worth handing to another thread
 
 // Arguments are the fields of `norm`; out and sum are contiguous. If x is float32, so is the weight, and the bias
 // has the weight's type.
