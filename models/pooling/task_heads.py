@@ -248,20 +248,35 @@ class TaskHead:
     def pool(self, batch: PoolBatch, members: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Merge and project hidden states of the sequences `members` -> rows [R, width] float32, and how many
         of them are each one's."""
-        rows, chosen, before, project = batch.hidden, batch.segments.of(members), self.before, self.project
-        merge = self.rows if isinstance(self.rows, Merged | Weighed) else None
-        if merge is None:
-            rows, counts = self._choose(batch, members, chosen)
-        else:
+        segments = batch.segments.of(members)
+        if self.is_merged:
             counts = [1] * len(members)
-        if before is not None:
-            lengths = counts if merge is None else batch.segments.lengths
-            rows = ops.apart(lambda part: before(part.float()), rows, lengths)
-        if merge is not None:
-            rows = merge(rows, chosen)
+            return self._project(self.merge(batch, segments), counts), counts
+        rows, counts = self._choose(batch, members, segments)
+        return self._project(self._prepare(rows, counts), counts), counts
+
+    def merge(self, batch: PoolBatch, segments: Segments | None = None) -> Tensor:
+        """Merge the hidden states of sequences -> rows [P, W]."""
+        rows, merge = batch.hidden, self.rows
+        if not isinstance(merge, Merged | Weighed):
+            raise ValueError("a head for tokens merges nothing")
+        if self.before is not None:
+            rows = self._prepare(rows, batch.segments.lengths)
+        return merge(rows, segments or batch.segments)
+
+    def answer(self, merged: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
+        """Project and finish merged rows [P, W] -> [P, the cut width]."""
+        return self.finish(self._project(merged, [1] * merged.shape[0]), use_activation, dimensions)
+
+    def _prepare(self, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+        before = self.before
+        return rows if before is None else ops.apart(lambda part: before(part.float()), rows, lengths)
+
+    def _project(self, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+        project = self.project
         if project is not None:
-            rows = ops.apart(lambda part: project(part.float()), rows, counts)
-        return rows.float(), counts
+            rows = ops.apart(lambda part: project(part.float()), rows, lengths)
+        return rows.float()
 
     def _choose(self, batch: PoolBatch, members: Sequence[int], chosen: Segments) -> tuple[Tensor, list[int]]:
         """The rows of these sequences that have a vector each, and how many those are."""

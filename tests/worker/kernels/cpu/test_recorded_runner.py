@@ -11,10 +11,13 @@ from opened import open_embedder, open_runner
 from tiny import tiny_checkpoint
 from torch import Tensor
 
+from models.config import read_config
 from models.context import context
+from models.conversion.conversion_choice import resolve_conversion
 from models.families.decoders.decoder import Decoder
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.encoders.encoder import Encoder
+from models.pooling.config import read_pooling
 from worker.kernels.cpu import recording as recorder
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Vectors
 from worker.runner import Runner
@@ -144,4 +147,25 @@ def test_the_last_chunk_of_a_prompt_is_one_call(llama: Path) -> None:
     one_call = vectors()
     plain_of(runner).replay = None
     assert vectors() == one_call != {}
+    runner.close()
+
+
+def test_pairs_are_scored_behind_one_call(tmp_path: Path, refuse: Callable[[], None]) -> None:
+    """The head is torch's own, behind a recording that ends with merged rows."""
+    folder = tiny_checkpoint("BertForSequenceClassification", tmp_path, num_labels=1)
+    model = read_config(folder)
+    served_as = {
+        "conversion": resolve_conversion(model, folder),
+        "pooling": read_pooling(folder, model, {}),
+    }
+    runner = open_runner(folder, **served_as)
+    compute = plain_of(runner)
+    new = [NewSeq(slot, [5, 6, 7 + slot], 3, Pooling("classify", second_at=2)) for slot in range(3)]
+    step = StepInput(1, new, [SeqStep(slot, 0, 3, [], False, pools=True) for slot in range(3)])
+    one_call, compute.replay = compute.replay, None
+    expected = runner.launch(step).result().pooled
+    compute.replay = one_call
+    refuse()
+    assert runner.launch(step).result().pooled == expected
+    assert len({scores.data for scores in expected.values()}) == 3
     runner.close()

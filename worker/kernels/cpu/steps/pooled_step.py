@@ -39,11 +39,9 @@ class _Way:
     """A recorded way of pooling."""
 
     recording: Recording
-    width: int
-    needs_all: bool
-    """Whether a text must be computed whole in the step."""
-    vectors: memoryview
-    """The vectors [MOST_TOKENS, width] float32 of the last step, as bytes."""
+    head: TaskHead
+    is_whole: bool
+    """Whether it has all that the head does, and not merging alone, behind which torch does the rest."""
 
 
 class PooledSteps:
@@ -58,6 +56,7 @@ class PooledSteps:
         self._finite = torch.zeros(MOST_TOKENS, dtype=torch.int8)
         self._write_columns, self._write_types = self._columns.numpy().data, self._types.numpy().data
         self._tables = layout.slots.tokens.numpy(), layout.slots.block_tables.numpy()
+        self._find_finite = library.unrecorded("find_finite", quick=True)
         self._read_finite = self._finite.numpy().data
         self._has_types = False
         """Whether some tokens of the last step had a type other than 0."""
@@ -65,10 +64,12 @@ class PooledSteps:
         for task, head in pooler.heads.items():
             if not head.is_merged or head.sparse or head.reduce:
                 continue
-            try:
-                self._ways[task] = self._record(head)
-            except Exception as reason:  # of the head's own code, too
-                logger.debug("steps of texts for %s are not one call: %s", task, reason)
+            for is_whole in (True, False):
+                try:
+                    self._ways.setdefault(task, self._record(head, is_whole))
+                    break
+                except Exception as reason:  # of the head's own code, too
+                    logger.debug("steps of texts for %s are not one call: %s", task, reason)
 
     def __bool__(self) -> bool:
         return bool(self._ways)
@@ -78,16 +79,22 @@ class PooledSteps:
         rows, tokens = len(columns.slots), columns.query_starts[-1]
         if len(columns.pooling) != rows or tokens > MOST_TOKENS or noted.tells:
             return None
-        found = _way_of([slots.pooling[slot] for slot in columns.slots])
-        if found is None or (way := self._ways.get(found[0])) is None:
+        params = [slots.pooling[slot] for slot in columns.slots]
+        if (first := params[0]) is None or (way := self._ways.get(first.task)) is None:
             return None
-        if (way.needs_all and any(columns.starts)) or not self._write_reads(noted):
+        if (skips := _skips_of(params, first, way)) is None:
+            return None
+        if (way.head.rows.needs_all and any(columns.starts)) or not self._write_reads(noted):
             return None
         noted.write_tables(*self._tables, slots)
-        table = array("i", columns.slots + columns.starts + columns.counts + found[1])
+        table = array("i", columns.slots + columns.starts + columns.counts + skips)
         self._write_columns[: len(table)] = table
         way.recording.replay(tokens, rows)
-        return LandedStep(self._tell(noted, way))
+        vectors = way.recording.result[:rows]
+        if not way.is_whole:
+            vectors = way.head.answer(vectors, first.use_activation, first.dimensions).contiguous()
+            self._find_finite(vectors.data_ptr(), *vectors.shape, self._finite.data_ptr())
+        return LandedStep(self._tell(noted, vectors))
 
     def _write_reads(self, noted: NotedStep) -> bool:
         """Write what the step reads beside tokens; returns whether there was room for all of it."""
@@ -101,9 +108,9 @@ class PooledSteps:
         self._has_types = types is not None
         return True
 
-    def _tell(self, noted: NotedStep, way: _Way) -> StepOutput:
-        columns, data, nbytes = noted.columns, way.vectors, 4 * way.width
-        rows, shape = len(columns.slots), (way.width,)
+    def _tell(self, noted: NotedStep, vectors: Tensor) -> StepOutput:
+        columns, data, shape = noted.columns, vectors.numpy().data.cast("B"), (vectors.shape[1],)
+        rows, nbytes = len(columns.slots), 4 * shape[0]
         pooled, failed = dict[int, Vectors](), dict[int, str]()
         for row, (slot, is_finite) in enumerate(zip(columns.slots, self._read_finite, strict=False)):
             if is_finite:
@@ -112,24 +119,22 @@ class PooledSteps:
                 failed[slot] = NOT_FINITE_VALUES
         return StepOutput(noted.step.number, [-1] * rows, [], {}, failed, pooled)
 
-    def _record(self, head: TaskHead) -> _Way:
+    def _record(self, head: TaskHead, is_whole: bool) -> _Way:
         def compute(ids: Tensor, step: ForwardContext) -> Computed:
             rows = step.kv_lens.shape[0]
             self._layout.record(rows, self._columns, self._merged)
             hidden = self._forward(ids, step.positions, None)
             segments = Segments([(0, 0, 0)] * rows, self._merged[:rows])  # the kernel reads the tensor alone
-            merged, _ = head.pool(PoolBatch(hidden, segments, ()), range(rows))
-            vectors = head.finish(merged, None, None)
+            vectors = head.merge(PoolBatch(hidden, segments, ()))
+            if is_whole:
+                vectors = head.answer(vectors, None, None)
             if vectors.shape[0] != rows or not vectors.is_contiguous():
                 raise Unrecordable(f"its result {list(vectors.shape)} is not a row for each text")
             find_finite(vectors.data_ptr(), *vectors.shape, self._finite.data_ptr())
             return vectors, ()
 
         find_finite = self._library.function("find_finite")
-        recording = Recording(compute, self._library, self._layout, self._batch)
-        vectors = recording.result
-        data = vectors.numpy().data.cast("B")
-        return _Way(recording, vectors.shape[1], head.rows.needs_all, data)
+        return _Way(Recording(compute, self._library, self._layout, self._batch), head, is_whole)
 
     def _batch(self, tokens: int, rows: int) -> StepTokens:
         ids, step = self._layout.small_batch(tokens, rows)
@@ -137,17 +142,18 @@ class PooledSteps:
         return ids, step
 
 
-def _way_of(params: Iterable[Pooling | None]) -> tuple[str, list[int]] | None:
-    """Find the task of all of these texts, and the tokens at the beginning of each that are not merged.
+def _skips_of(params: Iterable[Pooling | None], first: Pooling, way: _Way) -> list[int] | None:
+    """The tokens at the beginning of each text that are not merged.
 
-    None: they have several tasks, or something is asked for that no recording computes.
+    None: the texts are not all pooled like the first one, or something is asked for that is not computed.
     """
-    way, skips = "", list[int]()
+    if way.is_whole and (first.use_activation is not None or first.dimensions):
+        return None
+    asked, skips = (first.task, first.use_activation, first.dimensions), list[int]()
     for own in params:
-        if own is None or (way and own.task != way) or own.use_activation is not None or own.dimensions:
+        if own is None or (own.task, own.use_activation, own.dimensions) != asked:
             return None
         if own.outputs or own.spans or own.unseen or own.late_query or own.late_document:
             return None
-        way = own.task
         skips.append(own.skip)
-    return way, skips
+    return skips
