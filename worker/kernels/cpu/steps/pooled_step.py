@@ -42,6 +42,8 @@ class _Way:
     head: TaskHead
     is_whole: bool
     """Whether it has all that the head does, and not merging alone, behind which torch does the rest."""
+    vectors: memoryview
+    """The result of the recording [MOST_TOKENS, width] float32."""
 
 
 class PooledSteps:
@@ -90,11 +92,12 @@ class PooledSteps:
         table = array("i", columns.slots + columns.starts + columns.counts + skips)
         self._write_columns[: len(table)] = table
         way.recording.replay(tokens, rows)
-        vectors = way.recording.result[:rows]
-        if not way.is_whole:
-            vectors = way.head.answer(vectors, first.use_activation, first.dimensions).contiguous()
-            self._find_finite(vectors.data_ptr(), *vectors.shape, self._finite.data_ptr())
-        return LandedStep(self._tell(noted, vectors))
+        if way.is_whole:
+            return LandedStep(self._tell(noted, way.vectors))
+        merged = way.recording.result[:rows]
+        answers = way.head.answer(merged, first.use_activation, first.dimensions).contiguous()
+        self._find_finite(answers.data_ptr(), *answers.shape, self._finite.data_ptr())
+        return LandedStep(self._tell(noted, answers.numpy().data))
 
     def _write_reads(self, noted: NotedStep) -> bool:
         """Write what the step reads beside tokens; returns whether there was room for all of it."""
@@ -108,16 +111,16 @@ class PooledSteps:
         self._has_types = types is not None
         return True
 
-    def _tell(self, noted: NotedStep, vectors: Tensor) -> StepOutput:
-        columns, data, shape = noted.columns, vectors.numpy().data.cast("B"), (vectors.shape[1],)
-        rows, nbytes = len(columns.slots), 4 * shape[0]
+    def _tell(self, noted: NotedStep, vectors: memoryview) -> StepOutput:
+        """`vectors` [rows or more, width] float32."""
+        columns, shape = noted.columns, vectors.shape[1:]
         pooled, failed = dict[int, Vectors](), dict[int, str]()
         for row, (slot, is_finite) in enumerate(zip(columns.slots, self._read_finite, strict=False)):
             if is_finite:
-                pooled[slot] = Vectors(data[row * nbytes : (row + 1) * nbytes].tobytes(), shape)
+                pooled[slot] = Vectors(vectors[row : row + 1].tobytes(), shape)
             else:
                 failed[slot] = NOT_FINITE_VALUES
-        return StepOutput(noted.step.number, [-1] * rows, [], {}, failed, pooled)
+        return StepOutput(noted.step.number, [-1] * len(columns.slots), [], {}, failed, pooled)
 
     def _record(self, head: TaskHead, is_whole: bool) -> _Way:
         def compute(ids: Tensor, step: ForwardContext) -> Computed:
@@ -134,7 +137,8 @@ class PooledSteps:
             return vectors, ()
 
         find_finite = self._library.function("find_finite")
-        return _Way(Recording(compute, self._library, self._layout, self._batch), head, is_whole)
+        recording = Recording(compute, self._library, self._layout, self._batch)
+        return _Way(recording, head, is_whole, recording.result.numpy().data)
 
     def _batch(self, tokens: int, rows: int) -> StepTokens:
         ids, step = self._layout.small_batch(tokens, rows)
