@@ -25,6 +25,8 @@ REPORTED = Sampling(max_tokens=10_000, temperature=1.1, top_k=50, seed=2, logpro
 KINDS = {"from form to token": [GREEDY, DRAWN, DRAWN], "up to the logits": [GREEDY, DRAWN, REPORTED]}
 ALL_LOGPROBS = Sampling(max_tokens=9, temperature=0, logprobs=-1)
 _STEPS, _LONG = 200, 20_000
+_MODELLED = {("0.6B", 1): "0.78 by the model, of which 0.50 are bytes and launches"}
+"""What docs/cuda.md expects of joined kernels."""
 _NEAR, _FAR = 0.03, 0.05
 """How far logprobs may be apart, by their norm: from those of other chunks, and from those in float32."""
 
@@ -47,6 +49,19 @@ class Eager:
 
         return result, replay
 
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """Like `CudaCapture`: what is chosen by it is set beside."""
+        return 0.0
+
+
+def joining(bench: Workbench, joins: bool) -> Any:
+    """Let steps of few rows be graphs of joined kernels, or of single ones, whichever are faster."""
+    if not bench.on_card:
+        return patch.dict(sys.modules)
+    from worker.kernels.cuda.steps.graph_capture import Recorder
+
+    return patch.object(Recorder, "compare", lambda self, one, other: (joins, (0.0, 0.0)))
+
 
 def no_graphs(bench: Workbench) -> Any:
     """Let workers compute what graphs would."""
@@ -58,12 +73,13 @@ def no_graphs(bench: Workbench) -> Any:
 
 
 def compare_graphs(bench: Workbench) -> Iterator[Result]:
-    """Steps of three rows, in graphs and computed anew: the same bits."""
+    """Steps of three rows, in graphs and computed anew: the same bits, of joined kernels and single ones."""
     steps = bench.size(_STEPS, 4)
-    for name, rows in KINDS.items():
-        replayed, caches, made = _run(bench, rows, steps)
-        with no_graphs(bench):
-            anew, others, _ = _run(bench, rows, steps)
+    for joins, (name, rows) in enumerate(KINDS.items()):
+        with joining(bench, bool(joins)):
+            replayed, caches, made = _run(bench, rows, steps)
+            with no_graphs(bench):
+                anew, others, _ = _run(bench, rows, steps)
         differ = sum(one != other for one, other in zip(replayed, anew, strict=True))
         differ += sum(not torch.equal(one, other) for one, other in zip(caches, others, strict=True))
         text = f"{differ} steps or caches differ" if differ else "the same bits"
@@ -71,10 +87,39 @@ def compare_graphs(bench: Workbench) -> Iterator[Result]:
         yield made
 
 
-def _run(bench: Workbench, rows: list[Sampling], steps: int) -> tuple[list[Any], list[Tensor], Result]:
+def compare_joined(bench: Workbench) -> Iterator[Result]:
+    """Steps by joined kernels beside those by single ones: equal greedy tokens in float32, and the times."""
+    steps = bench.size(_STEPS, 2)
+    for rows in bench.some((1, 4)):
+        told: list[list[Any]] = []
+        for joins in (True, False):
+            with joining(bench, joins):
+                told.append(_run(bench, [GREEDY] * rows, steps, dtype="float32")[0])
+        pairs = enumerate(zip(*told, strict=True))
+        first = next((number for number, (one, other) in pairs if one != other), None)
+        text = "equal tokens" if first is None else f"other tokens from step {first} on"
+        yield Result(f"joined kernels, {rows} rows, {_STEPS} steps", text, wrong=int(first is not None))
+    for name, rows in bench.some((("0.6B", 1), ("0.6B", 4), ("0.6B", 8), ("8B", 1))):
+        shape = bench.shape(name)
+        for joins in bench.some((True, False)):
+            with (
+                joining(bench, joins),
+                opened(bench, shape, rows=rows, longest=bench.size(1024, 40)) as dummy,
+            ):
+                dummy.make_graphs()
+                dummy.decode(rows, bench.tokens(512), bench.size(20, 2), GREEDY)
+                seconds = dummy.replayed_seconds(rows)
+            way = "joined" if joins else "single"
+            expected = _MODELLED.get((name, rows), "") if joins else ""
+            yield Result(f"{name} step of {rows} rows by {way} kernels", expected, 1e3 * (seconds or 0), "ms")
+
+
+def _run(
+    bench: Workbench, rows: list[Sampling], steps: int, **options: Any
+) -> tuple[list[Any], list[Tensor], Result]:
     """The outputs of decoding steps, the cache at the end, and which graphs were made."""
-    length = 20
-    with opened(bench, bench.shape("0.6B"), rows=len(rows), longest=length + steps + 65) as dummy:
+    length, longest = 20, 20 + steps + 65
+    with opened(bench, bench.shape("0.6B"), rows=len(rows), longest=longest, **options) as dummy:
         started = time.perf_counter()
         made = dummy.make_graphs(whole_only=False)
         took = time.perf_counter() - started
@@ -256,6 +301,7 @@ def measure_step(bench: Workbench) -> Iterator[Result]:
 
 PARTS = (
     Part("graphs of single tokens", compare_graphs, 40),
+    Part("joined kernels", compare_joined, 60),
     Part("graphs of prompts", compare_prompts, 25),
     Part("depths", compare_depths, 25),
     Part("chunks", compare_chunks, 20),

@@ -18,6 +18,7 @@ from models.state_rows import StateRow, state_columns
 from worker.kernels.compare_with_reference import TOLERANCE, Case, cases_by_type
 from worker.kernels.cuda.capabilities import COUNTERS, Card
 from worker.kernels.cuda.draw_kernel import draws_right
+from worker.kernels.cuda.fused.largest import finds_largest
 from worker.kernels.cuda.launch import joining
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.operations_used import Uses
@@ -48,7 +49,8 @@ def prove(
         if case.name in table
     ]
     found = set[str]()
-    for name, agrees in [*proofs, (DRAW, partial(draws_right, target))]:
+    by_hand = (DRAW, partial(draws_right, target)), ("fused_layer", partial(finds_largest, target))
+    for name, agrees in [*proofs, *by_hand]:
         try:
             if agrees():
                 continue
@@ -113,6 +115,7 @@ def _joined_cases(values: Callable[..., Tensor], dim: int, tolerance: float) -> 
     heads, gates, down = values(10 * dim, 300) / 16, values(140, 300) / 16, values(70, 300) / 16
     bias, prep = values(10 * dim), HeadPrep(angles, *head_norms, 1e-5)
     given = [
+        Case("angles", (step.positions * 1000, values(20).float(), 0.5)),
         Case("project_heads", (x, norm, 1e-5, heads, kv, step, None, HeadPrep(angles))),
         Case("project_heads", (x, norm, 1e-5, heads, kv, step, bias, prep)),
         Case("project_gates", (x, norm, 1e-5, gates, "silu", values(140))),

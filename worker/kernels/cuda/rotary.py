@@ -1,4 +1,4 @@
-"""The work on heads between projections and attention, by Triton: `rotary_and_cache` and `rotate`.
+"""The work on heads between projections and attention, by Triton: `rotary_and_cache`, `rotate`, `angles`.
 
 A program prepares some heads of one token: norm, rotation, and their places in the cache, so that queries and
 keys are read once and written once, 16 bytes at a time.
@@ -20,7 +20,7 @@ from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, CACHE_DTYPES, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cuda.attention import fits
 from worker.kernels.cuda.attention_plan import Heads
-from worker.kernels.cuda.launch import launch, padded, power_of_2
+from worker.kernels.cuda.launch import joined, launch, padded, power_of_2
 
 _NUMBERS = 1024
 """The numbers of the heads that a program prepares, if a token has so many."""
@@ -122,6 +122,29 @@ def turn(
     tl.store(at, x.to(out_ptr.dtype.element_ty), mask=known & (dims < DIM))
 
 
+@triton.jit
+def find_angles(positions_ptr, frequencies_ptr, out_ptr, pairs, scale, BLOCK: constexpr):
+    """The cosines of a token's angles, and then the sines.
+
+    Angles are brought within an eighth of a turn in float64; Triton's own functions keep a table in memory.
+    """
+    token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    frequency = tl.load(frequencies_ptr + at, mask=at < pairs, other=0.0)
+    turned = (tl.load(positions_ptr + token).to(tl.float32) * frequency).to(tl.float64)
+    quarters = tl.floor(turned * 0.6366197723675814 + 0.5)
+    x = (turned - quarters * 1.5707963267948966).to(tl.float32)
+    square, turns = x * x, quarters.to(tl.int64)
+    sine = 8.3321608736e-3 + square * -1.9515295891e-4
+    sine = x + x * square * (square * sine - 1.6666654611e-1)
+    cosine = square * (square * 2.443315711809948e-5 - 1.388731625493765e-3) + 4.166664568298827e-2
+    cosine = 1.0 - 0.5 * square + square * square * cosine
+    odd, out = turns % 2 != 0, out_ptr + token * 2 * pairs + at
+    of_cosine = tl.where((turns + 1) // 2 % 2 != 0, -scale, scale)
+    of_sine = tl.where(turns // 2 % 2 != 0, -scale, scale)
+    tl.store(out, tl.where(odd, sine, cosine) * of_cosine, mask=at < pairs)
+    tl.store(out + pairs, tl.where(odd, cosine, sine) * of_sine, mask=at < pairs)
+
+
 def heads_at_once(count: int, wide: int) -> tuple[int, int]:
     """How many of a token's heads a program prepares, and its warps, whose threads take 8 numbers each.
 
@@ -187,5 +210,19 @@ def rotate(x: Tensor, cos_sin: Tensor | None, norm: Tensor | None = None, eps: f
     return out
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"rotary_and_cache": rotary_and_cache, "rotate": rotate}
+def angles(positions: Tensor, frequencies: Tensor, scale: float, axes: Tensor | None = None) -> Tensor:
+    if (
+        joined() is None or axes is not None
+    ):  # torch's five operations do as well where nothing waits for them
+        return reference.angles(positions, frequencies, scale, axes)
+    tokens, pairs = len(positions), len(frequencies)
+    out = torch.empty(tokens, 2 * pairs, dtype=torch.float32, device=positions.device)
+    block = padded(pairs)
+    launch(find_angles, (tokens,), positions, frequencies, out, pairs, scale, block, num_warps=1)
+    return out
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation for operation in (rotary_and_cache, rotate, angles)
+}
 """The operations of this module by name, for `models.ops.use`."""

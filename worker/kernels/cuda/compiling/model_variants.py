@@ -37,6 +37,7 @@ from worker.kernels.cuda.compiling.steps_without_memory import (
     ALIGNED,
     NOWHERE,
     PROCESSORS,
+    find_tops_of,
     no_logits,
     take_steps,
 )
@@ -158,6 +159,7 @@ def opening_calls(
             if case.name in table:
                 case.compute(table)
         draw(no_logits(*PROVED), filters(NOWHERE))
+        find_tops_of(3, 5)
     return one_of_each(calls)
 
 

@@ -24,6 +24,7 @@ from models.towers.tower import sees_media
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
 from worker.kernels.cuda.capabilities import COUNTERS, Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters
+from worker.kernels.cuda.fused.largest import find_largest
 from worker.kernels.cuda.launch import joining
 from worker.kernels.cuda.steps import layout_kernels as layouts
 from worker.kernels.cuda.steps.recorded_forms import SlotProgress
@@ -150,6 +151,13 @@ def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
         _nowhere((4,), torch.int32), states, slots, layouts.SampleTensors.make(NOWHERE, 4)
     )
     draw(no_logits(4, vocab_size), filters(NOWHERE))
+    find_tops_of(4, -(-vocab_size // GROUP))
+
+
+def find_tops_of(rows: int, groups: int) -> None:
+    """Look for the likeliest tokens as joined steps do."""
+    with joining(_nowhere((COUNTERS,), torch.int32)):
+        find_largest(_nowhere((rows, groups * GROUP), torch.float32))
 
 
 def no_logits(rows: int, vocab_size: int) -> GroupedLogits:

@@ -23,6 +23,7 @@ from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.fused.choice import JoinedSteps
+from worker.kernels.cuda.fused.largest import joined_scan
 from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.draft_passes import DraftPasses, PassForm, is_pass_of
 from worker.kernels.cuda.steps.graph_capture import Capture, GraphRecording, Missing, Recorder
@@ -352,7 +353,7 @@ class Graphs:
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""
-        grouped = GroupedLogits(logits, self._compute.scan)
+        grouped = GroupedLogits(logits, joined_scan(self._compute.scan))
         packed = grouped.best
         if self._draw is not None:
             self._draw(grouped, draws, packed[0])

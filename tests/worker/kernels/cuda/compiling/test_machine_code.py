@@ -137,6 +137,8 @@ EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}
 STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
 ADAPTERS = {"shrink", "expand", "gather"}
 JOINED = {"project_heads", "project_gates", "add_product"}
+SMALL = {"find_angles", "find_tops"}
+"""Kernels of joined steps that multiply nothing."""
 TILES = {"solve_tiles", "learn_tiles", "scan_tiles"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows"}
@@ -150,7 +152,7 @@ def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int, share: int
     """Variants of e4m3 are left out below 8.9: its caches, and rows that are rounded to it."""
     variants = compiled(capability, share, models_in(tmp_path, capability))
     known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | TILES | QUANTIZED
-    known |= ADAPTERS | JOINED
+    known |= ADAPTERS | JOINED | SMALL
     largest = {0, 57344}  # of caches, and 0 for those of 16 bits
     if capability >= LEAST_E4M3:
         known, largest = known | ROUNDED, largest | {448}

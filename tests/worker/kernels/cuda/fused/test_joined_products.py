@@ -8,8 +8,10 @@ from interpreted import DEVICE, assert_near, on_device
 from paged import make_cache, make_step
 from torch import Tensor
 
+from models.ops import reference
 from models.ops.attention_inputs import CacheScales, HeadPrep
 from worker.kernels.cuda.capabilities import COUNTERS, Card
+from worker.kernels.cuda.fused.largest import finds_largest
 from worker.kernels.cuda.launch import collecting, joining
 from worker.kernels.cuda.operations import cuda_operations
 
@@ -120,3 +122,15 @@ def test_the_last_split_of_keys_joins_all(dtype: torch.dtype, window: int | None
         out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=window)
     assert_near(out, OPERATIONS["attention"](q, kv, step, scale=0.2, window=window))
     assert not counters.any()
+
+
+def test_angles(counters: Tensor) -> None:
+    positions = torch.tensor([0, 1, 2, 3, 77, 100_000, 1_000_003], device=DEVICE)
+    frequencies = 10000.0 ** (-torch.arange(40, device=DEVICE) / 40)
+    with joining(counters):
+        found = OPERATIONS["angles"](positions, frequencies, 1.3)
+    torch.testing.assert_close(found, reference.angles(positions, frequencies, 1.3), atol=1e-6, rtol=0)
+
+
+def test_the_likeliest_tokens() -> None:
+    assert finds_largest(DEVICE)

@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GlmForCausalLM": {"attention_bias": True, "partial_rotary_factor": 0.5},  # neighbours are turned
 }
 JOINED = ["project_heads", "attend", "add_product", "project_gates", "add_product"]
-MOST_OF_QWEN3 = 166
+MOST_OF_QWEN3 = 154
 """The most launches of a step of all 28 layers."""
 
 
