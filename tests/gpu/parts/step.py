@@ -104,7 +104,7 @@ def compare_joined(bench: Workbench) -> Iterator[Result]:
         for joins in bench.some((True, False)):
             with (
                 joining(bench, joins),
-                opened(bench, shape, rows=rows, longest=bench.size(1024, 40)) as dummy,
+                opened(bench, shape, rows=rows, longest=bench.size(1024, 300)) as dummy,
             ):
                 dummy.make_graphs()
                 dummy.decode(rows, bench.tokens(512), bench.size(20, 2), GREEDY)

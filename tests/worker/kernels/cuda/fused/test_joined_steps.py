@@ -81,7 +81,7 @@ def test_tokens_are_those_of_single_kernels(architecture: str, tmp_path: Path) -
         model = load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32, device=DEVICE))
         tokens, hidden, kernels = decode(model, joins=True)
         expected, near, _ = decode(model, joins=False)
-    assert kernels == [*JOINED, *JOINED, "norm"]
+    assert kernels == ["find_angles", *JOINED, *JOINED, "norm"]
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(hidden, near, atol=1e-4, rtol=1e-4)
 
