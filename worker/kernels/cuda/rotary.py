@@ -138,9 +138,9 @@ def find_angles(positions_ptr, frequencies_ptr, out_ptr, pairs, scale, BLOCK: co
     sine = x + x * square * (square * sine - 1.6666654611e-1)
     cosine = square * (square * 2.443315711809948e-5 - 1.388731625493765e-3) + 4.166664568298827e-2
     cosine = 1.0 - 0.5 * square + square * square * cosine
-    odd, out = turns % 2 != 0, out_ptr + token * 2 * pairs + at
-    of_cosine = tl.where((turns + 1) // 2 % 2 != 0, -scale, scale)
-    of_sine = tl.where(turns // 2 % 2 != 0, -scale, scale)
+    odd, out = (turns & 1) != 0, out_ptr + token * 2 * pairs + at
+    of_cosine = tl.where(((turns + 1) & 2) != 0, -scale, scale)
+    of_sine = tl.where((turns & 2) != 0, -scale, scale)
     tl.store(out, tl.where(odd, sine, cosine) * of_cosine, mask=at < pairs)
     tl.store(out + pairs, tl.where(odd, cosine, sine) * of_sine, mask=at < pairs)
 

@@ -125,7 +125,7 @@ def test_the_last_split_of_keys_joins_all(dtype: torch.dtype, window: int | None
 
 
 def test_angles(counters: Tensor) -> None:
-    positions = torch.tensor([0, 1, 2, 3, 77, 100_000, 1_000_003], device=DEVICE)
+    positions = torch.tensor([0, 1, 2, 3, -5, 77, 100_000, 1_000_003], device=DEVICE)
     frequencies = 10000.0 ** (-torch.arange(40, device=DEVICE) / 40)
     with joining(counters):
         found = OPERATIONS["angles"](positions, frequencies, 1.3)
