@@ -43,7 +43,7 @@ NewTokens = tuple[int, int, Sequence[int]]
 """The type of tokens that a step brings: their slot, the position of the first, and the tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each step, and fields that are would take a call each
 class NotedStep:
     """A step whose sequences the worker knows, before it is planned for the device."""
 

@@ -239,7 +239,7 @@ class _Replayed:
         recording.replay(tokens, step.kv_lens.shape[0])
         if recording.streams:
             step.streams = [stream[:tokens].clone() for stream in recording.streams]
-        return recording.result[:tokens].clone()  # the next step writes to the same memory
+        return recording.rows_of(tokens).clone()  # the next step writes to the same memory
 
 
 Computed = tuple[Tensor, Sequence[Tensor]]
@@ -277,11 +277,18 @@ class Recording:
         self._places = np.concatenate([of_tokens, of_rows])  # int64
         calls = self._words.ctypes.data, len(most.entries)
         self._calls = *calls, self._places.ctypes.data, len(of_tokens), len(of_rows)
-        self.result, self.streams = most.hidden, most.streams
+        self.streams = most.streams
+        self.result = self._first = most.hidden
         """What is computed, in memory to which the next step writes: with rows for the most tokens."""
 
     def replay(self, tokens: int, rows: int) -> None:
         self._replay(*self._calls, tokens, rows)
+
+    def rows_of(self, tokens: int) -> Tensor:
+        """The first rows of the result, whose view is kept for the next step of the same size."""
+        if tokens != self._first.shape[0]:
+            self._first = self.result[:tokens]
+        return self._first
 
 
 @torch.inference_mode()
