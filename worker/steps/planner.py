@@ -112,7 +112,8 @@ class StepPlanner:
         """
         slots, words = self.slots, list[tuple[ArrayLike, ArrayLike]](staged.words)
         if slots.host_tables:
-            noted.write_tables(*slots.host_tables, slots)
+            if noted.texts or noted.grown:
+                noted.write_tables(*slots.host_tables, slots)
         else:
             words += [_new_tokens(noted.texts, slots)] if noted.texts else []
             words += [_new_blocks(noted.grown, slots)] if noted.grown else []

@@ -239,7 +239,9 @@ class _Replayed:
         recording.replay(tokens, step.kv_lens.shape[0])
         if recording.streams:
             step.streams = [stream[:tokens].clone() for stream in recording.streams]
-        return recording.rows_of(tokens).clone()  # the next step writes to the same memory
+        if tokens != recording.first.shape[0]:
+            recording.first = recording.result[:tokens]
+        return recording.first.clone()  # the next step writes to the same memory
 
 
 Computed = tuple[Tensor, Sequence[Tensor]]
@@ -278,17 +280,12 @@ class Recording:
         calls = self._words.ctypes.data, len(most.entries)
         self._calls = *calls, self._places.ctypes.data, len(of_tokens), len(of_rows)
         self.streams = most.streams
-        self.result = self._first = most.hidden
-        """What is computed, in memory to which the next step writes: with rows for the most tokens."""
+        self.result = self.first = most.hidden
+        """What is computed, in memory to which the next step writes, with rows for the most tokens; and a view of
+        the rows of the last step, which the next one of its size uses again."""
 
     def replay(self, tokens: int, rows: int) -> None:
         self._replay(*self._calls, tokens, rows)
-
-    def rows_of(self, tokens: int) -> Tensor:
-        """The first rows of the result, whose view is kept for the next step of the same size."""
-        if tokens != self._first.shape[0]:
-            self._first = self.result[:tokens]
-        return self._first
 
 
 @torch.inference_mode()
