@@ -281,8 +281,8 @@ class Recording:
         self._calls = *calls, self._places.ctypes.data, len(of_tokens), len(of_rows)
         self.streams = most.streams
         self.result = self.first = most.hidden
-        """What is computed, in memory to which the next step writes, with rows for the most tokens; and a view of
-        the rows of the last step, which the next one of its size uses again."""
+        """The memory to which each step writes, with rows for the most tokens; and a view of the rows of the
+        last step, which the next one of its size uses again."""
 
     def replay(self, tokens: int, rows: int) -> None:
         self._replay(*self._calls, tokens, rows)
