@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -110,9 +110,9 @@ class Application(FastAPI):
 
     entry: ASGIApp
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        return self.entry(scope, receive, send)
+        await self.entry(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         known = self.openapi_schema is not None

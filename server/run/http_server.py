@@ -99,7 +99,6 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: 
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     options = uvicorn.Config(
         app,
-        interface="asgi3",
         loop="none",  # it runs in ours
         ws="none",
         lifespan="off",
