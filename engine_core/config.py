@@ -212,8 +212,8 @@ def check_cluster_key(secret: str) -> None:
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one API server listens for its engines: at a Unix socket in the run's private folder, or at two
-    TCP ports for other machines, which need a secret."""
+    """The place at which one API server listens for its engines: a Unix socket in the run's private folder,
+    or two TCP ports for other machines, which need a secret."""
 
     requests: str
     answers: str = ""
