@@ -75,7 +75,7 @@ INLINE void find_rows(const paged *p, kind k, long row, long head, long start, l
     }
 }
 
-// Prefetches keys and values into the second-level cache.
+// Prefetches keys and values into the second-level cache. AMX loads them in the order of memory, as processors expect.
 INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, long stop) {
     for (long next; start < stop; start = next) {
         next = least(stop, start + left_in_block(p, start));
@@ -102,13 +102,13 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         t->first[r] = (float)first_seen(p, position + i);
         t->last[r] = (float)last_seen(p, token + i, position + i);
     }
-    long begin = first_seen(p, position) / KEYS * KEYS;
+    long begin = first_seen(p, position) / KEYS * KEYS, block = block_of(s);
     long end = last_seen(p, token + u->count - 1, position + u->count - 1) + 1;
-    fetch_rows(p, s.kind, u->row, head, begin, least(begin + KEYS, end));
+    if (!by_amx(s)) fetch_rows(p, s.kind, u->row, head, begin, least(begin + block, end));
     tile_begin(t, s);
-    for (long start = begin; start < end; start += KEYS) {
-        long keys = least(KEYS, end - start);
-        fetch_rows(p, s.kind, u->row, head, start + KEYS, least(start + 2 * KEYS, end));
+    for (long start = begin, keys; start < end; start += keys) {
+        keys = least(block - start % block, end - start);
+        if (!by_amx(s)) fetch_rows(p, s.kind, u->row, head, start + keys, least(start + keys + block, end));
         find_rows(p, s.kind, u->row, head, start, keys, t->key_rows, t->value_rows);
         if (s.biased) lay_bias(t, bias_of(p->bias, p->reach, head), p->reach, start - position);
         if (start % CHUNK == 0 && start > begin) tile_merge(t, s, rows);

@@ -54,8 +54,8 @@ INLINE void fetch_row(row_stream *f) {
 typedef struct {
     spaced rows[2];
     long row_step;  // bytes from one step to the next
-    const float *columns;
-    long stride, column_step;  // floats from one row of columns to the next, and from one step to the next
+    const float *columns;  // each row of them 2 * SPAN floats long
+    long column_step;      // floats from one step to the next
     long steps;
     int below, beside;  // whether there are more than SPAN rows, and columns
 } products;
@@ -83,10 +83,10 @@ INLINE void shape_for_heads(long heads) {
 
 INLINE void release_registers(void) { _tile_release(); }  // or each switch to another process would save them
 
-// Computes sums [row][column].
+// Computes sums [row][2 * SPAN].
 INLINE void multiply(const products *p, float *sums) {
-    const long bytes = p->stride * 4;
-    float *lower = sums + SPAN * p->stride;
+    const long bytes = 2 * SPAN * 4;
+    float *lower = sums + SPAN * 2 * SPAN;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -124,25 +124,23 @@ INLINE void multiply_keys(spaced keys, const float *queries, long words, long be
     _tile_stored(0, scores, beside * 4);
 }
 
-// Computes sums [head][SPAN] of up to four SPANs of dimensions. weights: [head], words `stride` bytes apart; values: for
-// each step [SPAN of dimensions][word of keys][dimension].
-INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
-                            float sums[][SPAN * SPAN]) {
+// Sums [head][SPAN] of up to four SPANs of dimensions: begins with those of earlier keys, if there are any; adds DEPTH keys,
+// whose weights are [head], words `stride` bytes apart, and whose values are [SPAN of dimensions][word of keys][dimension];
+// and stores them.
 #define EACH_SPAN(what) what(4, 0) what(5, 1) if (spans > 2) { what(6, 2) what(7, 3) }
-#define BEGIN(number, i) _tile_zero(number);
-#define STEP(number, i) _tile_loadd(1, values + (i) * SPAN * SPAN, SPAN * 4); _tile_dpbf16ps(number, 3, 1);
+#define BEGIN(number, i) _tile_zero(number); if (sums) _tile_loadd(number, sums[i], SPAN * 4);
+#define ADD(number, i) _tile_loadd(1, values + (i) * SPAN * SPAN, SPAN * 4); _tile_dpbf16ps(number, 3, 1);
 #define END(number, i) _tile_stored(number, sums[i], SPAN * 4);
-    EACH_SPAN(BEGIN)
-    for (; steps > 0; steps--, weights += SPAN, values += spans * SPAN * SPAN) {
-        _tile_loadd(3, weights, stride);
-        EACH_SPAN(STEP)
-    }
-    EACH_SPAN(END)
+INLINE void begin_values(const int spans, float sums[][SPAN * SPAN]) { EACH_SPAN(BEGIN) }
+INLINE void add_weighted(const float *weights, long stride, const float *values, const int spans) {
+    _tile_loadd(3, weights, stride);
+    EACH_SPAN(ADD)
+}
+INLINE void end_values(const int spans, float sums[][SPAN * SPAN]) { EACH_SPAN(END) }
 #undef EACH_SPAN
 #undef BEGIN
-#undef STEP
+#undef ADD
 #undef END
-}
 #else  // never called, but the code that calls them must compile
 INLINE int has_amx(void) { return 0; }
 INLINE void shape_for_tiles(void) {}
@@ -152,8 +150,9 @@ INLINE void multiply(const products *p, float *sums) { (void)p, (void)sums; }
 INLINE void multiply_keys(spaced keys, const float *queries, long words, long beside, row_stream *f, float *scores) {
     (void)keys, (void)queries, (void)words, (void)beside, (void)f, (void)scores;
 }
-INLINE void multiply_values(const float *weights, long stride, const float *values, long steps, const int spans,
-                            float sums[][SPAN * SPAN]) {
-    (void)weights, (void)stride, (void)values, (void)steps, (void)spans, (void)sums;
+INLINE void begin_values(const int spans, float sums[][SPAN * SPAN]) { (void)spans, (void)sums; }
+INLINE void add_weighted(const float *weights, long stride, const float *values, const int spans) {
+    (void)weights, (void)stride, (void)values, (void)spans;
 }
+INLINE void end_values(const int spans, float sums[][SPAN * SPAN]) { (void)spans, (void)sums; }
 #endif

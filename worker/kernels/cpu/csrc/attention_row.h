@@ -11,26 +11,26 @@
 #include "row_scores.h"
 
 // The position in a chunk where the block of a key ends, or all keys do.
-INLINE long block_end(long key, long stop) { return least(stop, (key / KEYS + 1) * KEYS); }
+INLINE long block_end(scoring s, long key, long stop) { return least(stop, (key / block_of(s) + 1) * block_of(s)); }
 
-// Turns the scores of some blocks into weights, in place. The largest ones of all blocks are found first, so that the
+// Turns the scores of some blocks, times `factor`, into weights, in place. The largest ones of all blocks are found first, so that the
 // processor need not wait for them block by block.
-INLINE void weigh_blocks(float *scores, long first, long stop, scoring s, float *decays, float *part) {
+INLINE void weigh_blocks(float *scores, long first, long stop, scoring s, float factor, float *decays, float *part) {
     float before[LANES] = {0}, largest[LANES] = {0}, decay[LANES];
     part[0] = LOWEST, part[1] = 0;
     for (long key = first, next, b = 0; key < stop; key = next, b++) {
-        next = block_end(key, stop);
+        next = block_end(s, key, stop);
         vec most = vec_all(LOWEST);
         for (long i = key; i < next; i += LANES) most = vec_max(vec_load(scores + i, FLOAT32), most);
-        before[b] = part[0], largest[b] = vec_largest(most);
+        before[b] = part[0], largest[b] = vec_largest(most) * factor;
         part[0] = largest[b] = before[b] > largest[b] ? before[b] : largest[b];
     }
     vec_store(decay, vec_exp2(vec_sub(vec_load(before, FLOAT32), vec_load(largest, FLOAT32)), FLOAT32), FLOAT32);
     for (long key = first, next, b = 0; key < stop; key = next, b++) {
-        next = block_end(key, stop);
+        next = block_end(s, key, stop);
         vec total = vec_zero();
         for (long i = key; i < next; i += LANES) {
-            vec weight = vec_exp2(vec_sub(vec_load(scores + i, FLOAT32), vec_all(largest[b])), s.kind);
+            vec weight = vec_exp2(vec_fma(vec_load(scores + i, FLOAT32), vec_all(factor), vec_all(-largest[b])), s.kind);
             total = vec_add(total, weight);
             if (in_pairs(s.kind)) pairs_store(scores + key + (i - key) / 2, weight);
             else vec_store(scores + i, weight, FLOAT32);
@@ -58,7 +58,8 @@ INLINE void bias_head(const row_memory *m, span k, long head, float *scores) {
 INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float *part) {
     float *scores = m->scores + head * CHUNK, *decays = m->decays + head * (CHUNK / KEYS);
     long stop = k.first + k.count;
-    for (long key = k.first; key < stop; key += LANES) {
+    const float late = late_scale(s);
+    for (long key = k.first; key < stop && late == 1; key += LANES) {
         vec score = vec_mul(vec_load(scores + key, FLOAT32), vec_all(s.kind == INT8 ? m->factors[head] : s.scale));
         vec_store(scores + key, s.softcap != 0 ? vec_cap(score, s.softcap) : score, FLOAT32);
     }
@@ -66,7 +67,7 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
     if (s.sloping) slope_head(m, k, head, scores);
     for (long key = k.first; key < k.first + k.hidden; key++) scores[key] = UNSEEN;
     for (long all = k.first + weighed(s, k.count); stop < all; stop++) scores[stop] = UNSEEN;
-    weigh_blocks(scores, k.first, stop, s, decays, part);
+    weigh_blocks(scores, k.first, stop, s, late, decays, part);
 }
 
 // Loads 2 * LANES dimensions of a value in bfloat16, or words of those of two values, in an order of their own.

@@ -28,74 +28,88 @@ typedef struct {
     float added[KEYS * TILE];       // [key][row]
 } tiles_of_distances;
 
-// Multiplies the queries of `t`, or keys in their place, with so many rows of distances, up to KEYS.
-INLINE void multiply_rows(tile *t, scoring s, const void *table, long first, long count, long lanes) {
-    for (long i = 0; i < count; i++) {
-        t->key_rows[i] = at(table, (first + i) * s.dim, s.kind);
+// Rows of learned distances, from `first` on, and the queries and keys whose distances are looked for among them.
+typedef struct {
+    const int *order;  // the row of a query's distance from a key as far behind as itself
+    long first, count, row, rows, key, keys;
+} run;
+
+INLINE void lay_distances(tile *t, scoring s, const void *table, const run *r) {
+    for (long i = 0; i < r->count; i++) {
+        t->key_rows[i] = at(table, (r->first + i) * s.dim, s.kind);
         if (in_pairs(s.kind) || s.kind == FLOAT32) continue;
         widen_row(t->wide_keys + i * s.dim, t->key_rows[i], s.dim, s.kind);
         t->key_rows[i] = t->wide_keys + i * s.dim;
     }
-    for (long i = count; i % TALL; i++) t->key_rows[i] = t->key_rows[count - 1];
-    if (by_amx(s)) find_spans(t, s, count);
-    score_all(t, s, count, lanes);
+    for (long i = r->count; i % TALL; i++) t->key_rows[i] = t->key_rows[r->count - 1];
+    if (by_amx(s)) find_spans(t, s, r->count);
 }
 
-// Adds products [row of distances][lane] to `added`; the lane is the query's, or the key's. `order` has the row of a
-// query's distance from a key as far behind as itself.
-INLINE void add_products_of(tiles_of_distances *w, const float *products, const int *order, long first, long count, long keys, long rows,
-                            int by_key) {
-    for (long key = 0; key < keys; key++) {
-        const int *own = order - key;
+// Adds products [row of distances][lane of a slice] to `added`; the lane is the query's, or the key's.
+INLINE void add_products_of(tiles_of_distances *w, scoring s, const float *products, const run *r, int by_key) {
+    const long stride = slice_of(s);
+    for (long key = r->key; key < r->keys; key++) {
+        const int *own = r->order - key;
         float *added = w->added + key * TILE;
-        long from = 0, to = rows;
-        while (from < to && own[from] < first) from++;
-        while (to > from && own[to - 1] >= first + count) to--;
-        if (by_key)
-            for (long r = from; r < to; r++) added[r] += products[(own[r] - first) * TILE + key];
-        else
-            for (long r = from; r < to; r++) added[r] += products[(own[r] - first) * TILE + r];
+        long from = r->row, to = r->rows;
+        while (from < to && own[from] < r->first) from++;
+        while (to > from && own[to - 1] >= r->first + r->count) to--;
+        const float *of_lane = by_key ? products + key % stride : products;
+        for (; from < to; from++) added[from] += of_lane[(own[from] - r->first) * stride + (by_key ? 0 : from % stride)];
+    }
+}
+
+// Multiplies the queries of a tile, or keys in their place, with a run of distances, and adds the products to `added`.
+INLINE void multiply_run(tiles_of_distances *w, tile *t, scoring s, const void *table, run r, int by_key) {
+    long *first = by_key ? &r.key : &r.row, *end = by_key ? &r.keys : &r.rows;
+    const long all = *end, stride = slice_of(s);
+    lay_distances(t, s, table, &r);
+    for (; *first < all; *first += stride) {
+        *end = least(*first + stride, all);
+        const long lanes = ceil_div(*end, LANES) * LANES;
+        score_slice(t, s, r.count, *first, lanes);
+        for (long lane = *first; by_amx(s) && lane < lanes; lane += LANES)
+            scale_scores(t->scores + lane % stride, stride, r.count, s.scale);
+        add_products_of(w, s, t->scores, &r, by_key);
     }
 }
 
 // Fills in what is added to the scores of a block, whose first key stands `behind` the tile's first query by as much.
 INLINE void compare_distances(tiles_of_distances *w, const packed *p, scoring s, long head, long behind, long keys, long rows) {
     const int *order = p->order + p->longest - 1 - behind;
-    long first = order[-(keys - 1)], end = order[rows - 1] + 1, lanes = ceil_div(rows, LANES) * LANES;
+    const long end = order[rows - 1] + 1, tables = head * p->distances * s.dim;
     memset(w->added, 0, keys * TILE * sizeof(float));
     if (p->queries != NULL) {
         for (long r = 0; r < TILE; r++) w->of_keys.query_rows[r] = w->own.key_rows[least(r, keys - 1)];
         tile_begin(&w->of_keys, s);
     }
-    for (long start = first; start < end; start += KEYS) {
-        long count = least(KEYS, end - start);
-        if (p->keys != NULL) {
-            multiply_rows(&w->of_queries, s, at(p->keys, head * p->distances * s.dim, s.kind), start, count, lanes);
-            add_products_of(w, w->of_queries.scores, order, start, count, keys, rows, 0);
-        }
-        if (p->queries == NULL) continue;
-        const void *table = at(p->queries, head * p->distances * s.dim, s.kind);
-        multiply_rows(&w->of_keys, s, table, start, count, ceil_div(keys, LANES) * LANES);
-        add_products_of(w, w->of_keys.scores, order, start, count, keys, rows, 1);
+    for (run r = {order, order[-(keys - 1)], 0, 0, rows, 0, keys}; r.first < end; r.first += KEYS) {
+        r.count = least(KEYS, end - r.first);
+        if (p->keys != NULL) multiply_run(w, &w->of_queries, s, at(p->keys, tables, s.kind), r, 0);
+        if (p->queries != NULL) multiply_run(w, &w->of_keys, s, at(p->queries, tables, s.kind), r, 1);
     }
 }
 
 // As `tile_block`, with `added`.
 INLINE void attend_block(tiles_of_distances *w, scoring s, long start, long keys, long rows) {
     tile *t = &w->own;
-    long lanes = ceil_div(rows, LANES) * LANES, all = weighed(s, keys);
+    const long lanes = ceil_div(rows, LANES) * LANES, all = weighed(s, keys), stride = slice_of(s);
     prepare_rows(t, s, keys);
-    score_all(t, s, keys, lanes);
-    for (long lane = 0; lane < lanes; lane += LANES) {
-        for (long key = 0; key < keys; key++) {
-            float *score = t->scores + key * TILE + lane;
-            vec added = vec_load(w->added + key * TILE + lane, FLOAT32);
-            vec_store(score, vec_add(vec_load(score, FLOAT32), added), FLOAT32);
+    for (long first = 0; first < lanes; first += stride) {
+        const long end = least(first + stride, lanes);
+        score_slice(t, s, keys, first, end);
+        for (long lane = first; lane < end; lane += LANES) {
+            float *column = t->scores + lane % stride;
+            if (by_amx(s)) scale_scores(column, stride, keys, s.scale);
+            for (long key = 0; key < keys; key++) {
+                vec added = vec_load(w->added + key * TILE + lane, FLOAT32);
+                vec_store(column + key * stride, vec_add(vec_load(column + key * stride, FLOAT32), added), FLOAT32);
+            }
+            if (all > keys) hide_scores(t, column, stride, start, all, lane);
+            weigh(t, s, all, lane, 1);
         }
-        if (all > keys) hide_scores(t, start, all, lane);
-        weigh(t, s, all, lane);
+        value_slice(t, s, in_pairs(s.kind) ? ceil_div(keys, 2) : keys, start == 0, first, end);
     }
-    value_all(t, s, in_pairs(s.kind) ? ceil_div(keys, 2) : keys, start == 0, lanes);
 }
 
 INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {

@@ -35,9 +35,9 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
         t->last[r] = (float)(p->causal ? position : least(position + window, length - 1));
     }
     tile_begin(t, s);
-    long begin = (long)t->first[0] / KEYS * KEYS, end = (long)t->last[rows - 1] + 1;
-    for (long start = begin; start < end; start += KEYS) {
-        long keys = least(KEYS, end - start);
+    long begin = (long)t->first[0] / KEYS * KEYS, end = (long)t->last[rows - 1] + 1, block = block_of(s);
+    for (long start = begin, keys; start < end; start += keys) {
+        keys = least(block - start % block, end - start);
         for (long i = 0; i < keys; i++) {
             t->key_rows[i] = at(p->k, (text + start + i) * p->k_stride + head * s.dim, s.kind);
             t->value_rows[i] = at(p->v, (text + start + i) * p->v_stride + head * s.dim, s.kind);

@@ -60,30 +60,30 @@ INLINE void lay_values(const void *const *rows, long count, long dim, const int 
     }
 }
 
-// A block of values, and the heads that it is weighted for.
+// Some values of a span, and the heads that they are weighted for.
 typedef struct {
     const void *const *rows;
     const float *weights;  // of the first head
-    const float *decays;   // [head], CHUNK / KEYS apart
     long keys, heads;
-    int fresh;
+    int fresh;             // whether these are the first of their span
     row_stream *stream;    // NULL: nothing is prefetched
 } weighted;
 
 // Goes on with the sums of `spans` SPANs of dimensions.
 INLINE void value_spans(const weighted *w, long dim, const int spans, float *part, long stride) {
-    float values[KEYS / DEPTH * 4 * SPAN * SPAN] __attribute__((aligned(64)));
+    float values[2][4 * SPAN * SPAN] __attribute__((aligned(64)));
     float sums[4][SPAN * SPAN] __attribute__((aligned(64)));
-    long steps = ceil_div(w->keys, DEPTH);
-    for (long i = 0; i < steps; i++)
-        lay_values(w->rows + i * DEPTH, w->keys - i * DEPTH, dim, spans, dim <= 4 * SPAN ? w->stream : NULL,
-                   values + i * spans * SPAN * SPAN);
-    multiply_values(w->weights, CHUNK * 4, values, steps, spans, sums);
+    for (long h = 0; h < w->heads && !w->fresh; h++)
+        for (int j = 0; j < spans; j++) vec_store(sums[j] + h * SPAN, vec_load(part + h * stride + j * SPAN, FLOAT32), FLOAT32);
+    begin_values(spans, w->fresh ? NULL : sums);
+    for (long key = 0; key < w->keys; key += DEPTH) {
+        float *laid = values[key / DEPTH % 2];
+        lay_values(w->rows + key, w->keys - key, dim, spans, dim <= 4 * SPAN ? w->stream : NULL, laid);
+        add_weighted(w->weights + key / 2, CHUNK * 4, laid, spans);
+    }
+    end_values(spans, sums);
     for (long h = 0; h < w->heads; h++, part += stride)
-        for (int j = 0; j < spans; j++) {
-            vec sum = vec_load(sums[j] + h * SPAN, FLOAT32), decay = vec_all(w->decays[h * (CHUNK / KEYS)]);
-            vec_store(part + j * SPAN, w->fresh ? sum : vec_fma(vec_load(part + j * SPAN, FLOAT32), decay, sum), FLOAT32);
-        }
+        for (int j = 0; j < spans; j++) vec_store(part + j * SPAN, vec_load(sums[j] + h * SPAN, FLOAT32), FLOAT32);
 }
 
 // Puts the sums of a head into the order of dimensions.
@@ -98,17 +98,14 @@ INLINE void order_part(float *part, scoring s) {
 // Adds values as `value_keys` does.
 INLINE void value_keys_by_amx(row_memory *m, scoring s, span k, long from, long stop, long head, long last, int fetch,
                               float *parts) {
-    const long size = part_size(s);
-    for (long key = from, next; key < stop; key = next) {
-        next = least(stop, (key / KEYS + 1) * KEYS);
-        for (long h = head; h < last; h += SPAN) {
-            weighted w = {m->values + key - k.first, m->scores + h * CHUNK + key, m->decays + h * (CHUNK / KEYS) + key / KEYS,
-                          next - key, least(SPAN, last - h), key == k.first, fetch && h == head ? &m->stream : NULL};
-            float *part = parts + h * size + 2;
-            long dim = 0;
-            for (; dim + 4 * SPAN <= s.dim; dim += 4 * SPAN) value_spans(&w, dim, 4, part + dim, size);
-            for (; dim < s.dim; dim += 2 * SPAN) value_spans(&w, dim, 2, part + dim, size);
-        }
+    const long size = part_size(s), before = from - k.first;
+    for (long h = head; h < last; h += SPAN) {
+        weighted w = {m->values + before, m->scores + h * CHUNK + k.first + before / 2, stop - from, least(SPAN, last - h),
+                      before == 0, fetch && h == head ? &m->stream : NULL};
+        float *part = parts + h * size + 2;
+        long dim = 0;
+        for (; dim + 4 * SPAN <= s.dim; dim += 4 * SPAN) value_spans(&w, dim, 4, part + dim, size);
+        for (; dim < s.dim; dim += 2 * SPAN) value_spans(&w, dim, 2, part + dim, size);
     }
     for (long h = head; h < last && stop == k.first + k.count; h++) order_part(parts + h * size + 2, s);
 }

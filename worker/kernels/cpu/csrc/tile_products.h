@@ -6,7 +6,12 @@
 #include "codes.h"
 #include "threads.h"
 
-enum { TILE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 512 };
+#if defined(__AMX_BF16__)
+enum { TILE = 128 };  // rows, for which values are transposed once
+#else
+enum { TILE = 64 };
+#endif
+enum { SLICE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 512 };
 
 enum { TALL = 8 };  // rows of sums that the registers hold, if a row is one vector wide
 #if defined(__AVX512F__)
@@ -33,13 +38,13 @@ typedef struct {
 // The states of the rows after some keys: the largest score, the sum of weights, and the sum of weighted values.
 typedef struct {
     float largest[TILE], total[TILE];
-    float out[MAX_DIM * TILE];  // [dimension][row]
+    float out[MAX_DIM * TILE];  // [slice][dimension][row]
 } tile_state;
 
 // The memory of one thread. The caller fills in the rows.
 typedef struct {
-    float queries[MAX_DIM * TILE];                         // [word][row]
-    float scores[KEYS * TILE];                             // [key][row]; later weights [word of keys][row]
+    float queries[MAX_DIM * TILE];                         // [slice][word][row]
+    float scores[CHUNK * 2 * SPAN];                        // [key][row] of a slice; later weights [word of keys][row]
     float decay[TILE];                                     // what a block multiplies the sums before it by
     tile_state states[2], *chunk, *merged;                 // this chunk's; that of the chunks before it, or NULL
     float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
@@ -47,13 +52,13 @@ typedef struct {
     float slopes[TILE];                                    // times log2(e), if rows have them
     const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
     void *out_rows[TILE];
-    const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // rows of a block
-    float bias[TILE + KEYS];                               // bias[KEYS + r - i] is that of row r and key i
-    float wide_keys[KEYS * MAX_DIM], wide_values[KEYS * MAX_DIM];
+    const void *key_rows[CHUNK + TALL], *value_rows[CHUNK];  // rows of a block
+    float bias[TILE + CHUNK];                                // bias[CHUNK + r - i] is that of row r and key i
+    float wide_keys[KEYS * MAX_DIM * 2], wide_values[KEYS * MAX_DIM * 2];
     float factors[TILE];  // of queries in words: their scales times `scale`
     float key_scales[KEYS + TALL], value_scales[KEYS];
-    spaced spans[KEYS / SPAN];    // keys for AMX,
-    float sums[2 * SPAN * TILE];  // and what it adds up for some dimensions of a block
+    spaced spans[CHUNK / SPAN];   // keys for AMX,
+    float sums[2 * SPAN * 2 * SPAN];  // and what it adds up for some dimensions of a block
 } tile;
 
 // Whether a word of queries and keys is a pair of neighbours.
@@ -69,6 +74,18 @@ INLINE vec load_words(const void *row, long i, long left, scoring s) {
 
 // Whether products are made by AMX.
 INLINE int by_amx(scoring s) { return has_amx() && s.kind == BFLOAT16 && s.dim % DEPTH == 0; }
+
+// The keys of a block: they have one largest score.
+INLINE long block_of(scoring s) { return by_amx(s) ? CHUNK : KEYS; }
+
+// So many rows of a tile are computed at a time, and their numbers lie beside each other.
+INLINE long slice_of(scoring s) { return by_amx(s) ? 2 * SPAN : SLICE; }
+
+// Where a row's numbers begin in [slice][height][row].
+INLINE long place_in(scoring s, long height, long row) { return row / slice_of(s) * slice_of(s) * height + row % slice_of(s); }
+
+// What scores are multiplied by as they become weights. 1: they are scaled before.
+INLINE float late_scale(scoring s) { return by_amx(s) && s.softcap == 0 && !s.biased && !s.sloping ? s.scale : 1; }
 
 // How many keys get weights, if there are so many.
 INLINE long weighed(scoring s, long keys) {
@@ -88,14 +105,14 @@ INLINE vec score_fma(vec a, vec b, vec sum, scoring s) {
 // Computes scores[key][lane] of `rows` keys and `vecs` vectors of queries.
 INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows, const int vecs) {
     vec sums[TALL][VECS];
-    const float *k[TALL], *q = t->queries + lane;
-    float *scores = t->scores + key * TILE + lane;
-    long words = words_of(s);
+    const long words = words_of(s), stride = slice_of(s);
+    const float *k[TALL], *q = t->queries + place_in(s, words, lane);
+    float *scores = t->scores + key * stride + lane % stride;
     for (int r = 0; r < rows; r++) {
         k[r] = t->key_rows[key + r];
         for (int c = 0; c < vecs; c++) sums[r][c] = vec_zero();
     }
-    for (long i = 0; i < words; i++, q += TILE)
+    for (long i = 0; i < words; i++, q += stride)
         for (int r = 0; r < rows; r++) {
             vec same = vec_all(k[r][i]);
             for (int c = 0; c < vecs; c++)
@@ -108,7 +125,7 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
                 score = vec_mul(vec_of_whole(bits_of_vec(score)), vec_all(t->key_scales[key + r]));
                 factor = vec_load(t->factors + lane + c * LANES, FLOAT32);
             }
-            vec_store(scores + r * TILE + c * LANES, vec_mul(score, factor), FLOAT32);
+            vec_store(scores + r * stride + c * LANES, vec_mul(score, factor), FLOAT32);
         }
 }
 
@@ -116,14 +133,15 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
 INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, long lane, const int rows,
                         const int vecs) {
     vec sums[TALL][VECS];
-    const float *w = t->scores + lane;
-    float *out = t->chunk->out + dim * TILE + lane;
+    const long stride = slice_of(s);
+    const float *w = t->scores + lane % stride;
+    float *out = t->chunk->out + place_in(s, s.dim, lane) + dim * stride;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < vecs; c++) {
             vec decay = vec_load(t->decay + lane + c * LANES, FLOAT32);
-            sums[r][c] = fresh ? vec_zero() : vec_mul(vec_load(out + r * TILE + c * LANES, FLOAT32), decay);
+            sums[r][c] = fresh ? vec_zero() : vec_mul(vec_load(out + r * stride + c * LANES, FLOAT32), decay);
         }
-    for (long i = 0; i < words; i++, w += TILE) {
+    for (long i = 0; i < words; i++, w += stride) {
         const float *v = (const float *)t->value_rows[i] + dim;
         for (int r = 0; r < rows; r++) {
             vec same = vec_all(v[r]);
@@ -132,66 +150,55 @@ INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, lon
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < vecs; c++) vec_store(out + r * TILE + c * LANES, sums[r][c], FLOAT32);
+        for (int c = 0; c < vecs; c++) vec_store(out + r * stride + c * LANES, sums[r][c], FLOAT32);
 }
 
-// The same as `score_block`, of all keys and queries.
-INLINE void score_by_amx(tile *t, scoring s, long keys, long lanes) {
-    products p = {.row_step = DEPTH * 2, .stride = TILE, .column_step = SPAN * TILE, .steps = s.dim / DEPTH};
+// The same as `score_block`, of all keys and a slice of queries, but for `scale`.
+INLINE void score_by_amx(tile *t, scoring s, long keys, long lane, int beside) {
+    products p = {.row_step = DEPTH * 2, .columns = t->queries + place_in(s, words_of(s), lane), .column_step = SPAN * 2 * SPAN,
+                  .steps = s.dim / DEPTH, .beside = beside};
     for (long key = 0; key < keys; key += 2 * SPAN) {
         p.rows[0] = t->spans[key / SPAN], p.rows[1] = t->spans[key / SPAN + 1], p.below = key + SPAN < keys;
-        for (long lane = 0; lane < lanes; lane += 2 * SPAN) {
-            p.columns = t->queries + lane, p.beside = lane + SPAN < lanes;
-            multiply(&p, t->scores + key * TILE + lane);
-        }
+        multiply(&p, t->scores + key * 2 * SPAN);
     }
-    for (long key = 0; key < keys; key++)
-        for (long lane = 0; lane < lanes; lane += LANES) {
-            float *score = t->scores + key * TILE + lane;
-            vec_store(score, vec_mul(vec_load(score, FLOAT32), vec_all(s.scale)), FLOAT32);
-        }
 }
 
-// The same as `value_block`, of all dimensions and queries.
-INLINE void value_by_amx(tile *t, scoring s, long words, int fresh, long lanes) {
-    products p = {.row_step = SPAN * 64, .stride = TILE, .column_step = SPAN * TILE, .steps = ceil_div(words, SPAN)};
+// The same as `value_block`, of all dimensions and a slice of queries.
+INLINE void value_by_amx(tile *t, scoring s, long words, int fresh, long lane, int beside) {
+    products p = {.row_step = SPAN * 64, .columns = t->scores, .column_step = SPAN * 2 * SPAN, .steps = ceil_div(words, SPAN),
+                  .below = 1, .beside = beside};
     const char *values = (const char *)t->wide_values;
-    p.below = 1;
-    for (long dim = 0; dim < s.dim; dim += 2 * SPAN) {
-        float *out = t->chunk->out + dim * TILE, *sums = fresh ? out : t->sums;
-        p.rows[0] = (spaced){values + dim * KEYS * 2, 64}, p.rows[1] = (spaced){values + (dim + SPAN) * KEYS * 2, 64};
-        for (long lane = 0; lane < lanes; lane += 2 * SPAN) {
-            p.columns = t->scores + lane, p.beside = lane + SPAN < lanes;
-            multiply(&p, sums + lane);
-        }
-        for (long lane = 0; lane < lanes && !fresh; lane += LANES) {
-            vec decay = vec_load(t->decay + lane, FLOAT32);
-            for (long i = lane; i < 2 * SPAN * TILE; i += TILE) {
-                vec before = vec_load(out + i, FLOAT32);
-                vec_store(out + i, vec_fma(before, decay, vec_load(sums + i, FLOAT32)), FLOAT32);
+    float *out = t->chunk->out + place_in(s, s.dim, lane);
+    for (long dim = 0; dim < s.dim; dim += 2 * SPAN, out += 2 * SPAN * 2 * SPAN) {
+        p.rows[0] = (spaced){values + dim * CHUNK * 2, 64}, p.rows[1] = (spaced){values + (dim + SPAN) * CHUNK * 2, 64};
+        multiply(&p, fresh ? out : t->sums);
+        for (long i = 0; i <= beside * SPAN && !fresh; i += LANES) {
+            vec decay = vec_load(t->decay + lane + i, FLOAT32);
+            for (long place = i; place < 2 * SPAN * 2 * SPAN; place += 2 * SPAN) {
+                vec before = vec_load(out + place, FLOAT32);
+                vec_store(out + place, vec_fma(before, decay, vec_load(t->sums + place, FLOAT32)), FLOAT32);
             }
         }
     }
 }
 
-INLINE void score_all(tile *t, scoring s, long keys, long lanes) {
+// The scores of the queries of a slice, [lane, lanes). Those by AMX are not multiplied by `scale` yet.
+INLINE void score_slice(tile *t, scoring s, long keys, long lane, long lanes) {
     if (by_amx(s)) {
-        score_by_amx(t, s, keys, lanes);
+        score_by_amx(t, s, keys, lane, lane + SPAN < lanes);
         return;
     }
-    long lane = 0;
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long key = 0; key < keys; key += ROWS) score_block(t, s, key, lane, ROWS, VECS);
     for (; lane < lanes; lane += LANES)
         for (long key = 0; key < keys; key += TALL) score_block(t, s, key, lane, TALL, 1);
 }
 
-INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
+INLINE void value_slice(tile *t, scoring s, long words, int fresh, long lane, long lanes) {
     if (by_amx(s)) {
-        value_by_amx(t, s, words, fresh, lanes);
+        value_by_amx(t, s, words, fresh, lane, lane + SPAN < lanes);
         return;
     }
-    long lane = 0;
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long dim = 0; dim < s.dim; dim += ROWS) value_block(t, s, words, fresh, dim, lane, ROWS, VECS);
     for (; lane < lanes; lane += LANES)
@@ -229,7 +236,7 @@ INLINE void transpose_values(tile *t, scoring s, long keys) {
     for (long first = 0; first < keys; first += DEPTH)
         for (long dim = 0; dim < s.dim; dim += DEPTH) {
             const void *const *row = t->value_rows + first;
-            float *to = t->wide_values + dim * KEYS / 2 + first / DEPTH * SPAN * SPAN;
+            float *to = t->wide_values + dim * CHUNK / 2 + first / DEPTH * SPAN * SPAN;
             vec pair[2], low[LANES], high[LANES];
             for (int i = 0; i < LANES; i++, row += 2) {
                 pairs_load2(pair, at(row[0], dim, BFLOAT16), at(row[1], dim, BFLOAT16));
@@ -238,7 +245,7 @@ INLINE void transpose_values(tile *t, scoring s, long keys) {
             vec_transpose(low), vec_transpose(high);
             for (int i = 0; i < LANES; i++) {  // where `pairs_load2` laid dimension d of each eight
                 long d = i / 4 * 8 + i % 4;
-                float *place = to + d / SPAN * SPAN * KEYS / 2 + d % SPAN * SPAN;
+                float *place = to + d / SPAN * SPAN * CHUNK / 2 + d % SPAN * SPAN;
                 vec_store(place, low[i], FLOAT32), vec_store(place + 4 * SPAN, high[i], FLOAT32);
             }
         }
