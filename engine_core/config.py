@@ -212,17 +212,14 @@ def check_cluster_key(secret: str) -> None:
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The place at which one API server listens for its engines: a Unix socket in the run's private folder,
-    or two TCP ports for other machines, which need a secret."""
+    """The two ZMQ endpoints at which one API server listens for its engines.
+
+    They are sockets in the run's private folder, or TCP ports for other machines, which need a secret.
+    """
 
     requests: str
-    answers: str = ""
+    answers: str
     secret: str | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a Unix socket."""
-        return self.requests.startswith("ipc://")
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):

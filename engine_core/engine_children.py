@@ -184,4 +184,4 @@ def start_engines(
 
 
 def _address(folder: Path, index: int) -> Address:
-    return Address(f"ipc://{folder}/{index}.engines")
+    return Address(requests=f"ipc://{folder}/{index}.requests", answers=f"ipc://{folder}/{index}.answers")

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from math import ceil, inf
@@ -30,9 +29,7 @@ from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.slow_step_parts import StepWatch
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.service.message_handler import MessageHandler
-from engine_core.wire.links import open_engine_end
 from engine_core.wire.transport import EngineEnd
-from engine_core.wire.unix_sockets import UnixEngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
@@ -48,8 +45,6 @@ _BROKEN = "the engine failed and has to be restarted; its log says why"
 
 _log = logging.getLogger(__name__)
 
-End = EngineEnd | UnixEngineEnd
-
 
 def main(make: MakeExecutor | None = None) -> int:
     """Runs the engine and returns the exit code. `make` makes another executor than the configuration's."""
@@ -59,7 +54,7 @@ def main(make: MakeExecutor | None = None) -> int:
     number = "" if config.alone else f" {config.index}"
     logs.setup(f"engine{number}{config.label and f' {config.label}'}", config.log_level)
     context = zmq.Context()
-    ends = [open_engine_end(context, address, config.index) for address in config.servers]
+    ends = [EngineEnd(context, address, config.index) for address in config.servers]
     try:
         return _serve(config, ends, make)
     finally:
@@ -68,7 +63,7 @@ def main(make: MakeExecutor | None = None) -> int:
         context.term()
 
 
-def _serve(config: ProcessConfig, ends: Sequence[End], make: MakeExecutor | None) -> int:
+def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | None) -> int:
     boot_seconds = process_age()
     # Loading cannot be asked to stop half-way, and has nothing to lose.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
@@ -103,7 +98,7 @@ class EngineLoop:
     """Moves requests and answers between the engine and its API servers, and runs the engine's steps."""
 
     def __init__(
-        self, engine: Engine, ends: Sequence[End], drain_seconds: float, leaves_with_first: bool = False
+        self, engine: Engine, ends: list[EngineEnd], drain_seconds: float, leaves_with_first: bool = False
     ) -> None:
         """`ends[i]` is API server i, which the engine knows as client i.
 
@@ -126,6 +121,7 @@ class EngineLoop:
         poller = zmq.Poller()
         poller.register(self._signalled, zmq.POLLIN)
         for end in self._ends:
+            poller.register(end.requests.sock, zmq.POLLIN)
             poller.register(end.monitor, zmq.POLLIN)
         return poller
 
@@ -188,7 +184,7 @@ class EngineLoop:
     def _read(self) -> None:
         """Handle the messages that have come. With nothing else to do, wait for one, or for a step."""
         for end in self._ends:
-            end.watch(self._poller)
+            self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
         self._engine.register(self._poller)
         idle = self._engine.idle
         if idle:
@@ -204,17 +200,17 @@ class EngineLoop:
         if self._leaves_with_first and self._drain_until is None and self._engine.first_leaves:
             self._drain(self._drain_seconds)
         for client, end in enumerate(self._ends):
-            if end.backlog:
+            if end.push in ready:
                 end.flush()
             if end.monitor in ready:
                 self._follow(client, end)
-            if end.has_come(ready):
+            if end.requests.sock in ready:
                 self._handle_some(client, end)
 
     def _patience(self, *, idle: bool) -> int | None:
         """The milliseconds for which to wait for a message; None if nothing else can happen."""
         waits = self._engine.waits
-        if (not idle and not waits) or any(end.holds_message for end in self._ends):
+        if not idle and not waits:
             return 0
         until = self._drain_until
         first = self._engine.next_deadline
@@ -223,7 +219,7 @@ class EngineLoop:
             first = min(first, until + _LAST_SECONDS + 0.01 if is_last else until)
         return None if first == inf else max(0, ceil(1000 * (first - time.monotonic())))
 
-    def _follow(self, client: int, end: End) -> None:
+    def _follow(self, client: int, end: EngineEnd) -> None:
         """Abort the requests of a server that has gone, and greet one that has taken its place."""
         for change in end.changes():
             if change == "lost":
@@ -234,10 +230,10 @@ class EngineLoop:
                 for answer in self._handler.greeting():
                     end.send(answer)
 
-    def _handle_some(self, client: int, end: End) -> None:
+    def _handle_some(self, client: int, end: EngineEnd) -> None:
         """Handle a server's messages, of which a crowd's wait in the socket while steps go on."""
         until = time.monotonic() + _READ_SECONDS
-        for request in end.read():
+        for request in end.requests.read():
             self._handler.handle(client, request)
             if time.monotonic() >= until:
                 return
@@ -259,7 +255,7 @@ class EngineLoop:
 class _ProgressSender:
     """Sends how far the start has come, from whichever thread loads, to all servers."""
 
-    def __init__(self, ends: Sequence[End], progress_page: str = "") -> None:
+    def __init__(self, ends: list[EngineEnd], progress_page: str = "") -> None:
         """`progress_page`: the file in which a supervisor reads that the start goes on."""
         self._ends = ends
         self._signs, self._page = count(1), ProgressWriter(progress_page)
@@ -277,12 +273,12 @@ class _ProgressSender:
             _send_all(self._ends, progress)
 
 
-def _send_all(ends: Sequence[End], answer: protocol.Answer) -> None:
+def _send_all(ends: list[EngineEnd], answer: protocol.Answer) -> None:
     for end in ends:
         end.send(answer)
 
 
-def _report_end(ends: Sequence[End], error: Exception, reason: str) -> None:
+def _report_end(ends: list[EngineEnd], error: Exception, reason: str) -> None:
     _send_all(ends, protocol.Dead(reason, with_another=isinstance(error, OtherEngineDead)))
     logs.print_error(reason)
 

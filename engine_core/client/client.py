@@ -27,7 +27,7 @@ from engine_core.config import Address, Replicas
 from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import Reason
-from engine_core.wire.links import Link, SocketLink
+from engine_core.wire.transport import Link, SocketLink
 from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 

@@ -22,7 +22,7 @@ from engine_core.engine_children import start_engines
 from engine_core.protocol import Dead
 from engine_core.ranks.ray_ranks import connect, resources
 from engine_core.restarts import NoWatcher, keep_engines
-from engine_core.wire.links import open_engine_end
+from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
@@ -106,9 +106,9 @@ def _follow(ray: Any, actor: Any, options: bytes, index: int, wanted: str) -> in
 def _explain(config: ProcessConfig, reason: str) -> None:
     """Tell servers and the log why there will be no replica."""
     context = zmq.Context()
-    for end in [open_engine_end(context, address, config.index) for address in config.servers]:
+    for end in [EngineEnd(context, address, config.index) for address in config.servers]:
         end.send(Dead(reason))
-        end.wait_until_connected(_PATIENCE)  # it may have failed before a server listens
+        end.monitor.poll(int(_PATIENCE * 1000))  # it may have failed before a server listens
         end.close()
     context.term()
     logs.print_error(reason)

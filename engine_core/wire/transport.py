@@ -1,20 +1,25 @@
-"""The sockets between API servers and engines of other machines, and the frames of messages.
+"""The sockets between API servers and engines, and the frames in which messages pass through them.
 
 Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into which
 answers come; each engine connects a DEALER and a PUSH to every server. The name is that of the engine's
 process, which a server learns with its first answer: a request that was sent to one that has ended does not
-reach the next one, which may not know yet which weights to use, or that all are paused. The sockets listen on
-TCP, to those who hold the cluster's keys; engines of the same machine are connected by `unix_sockets.py`. A
-message is one frame, and further ones if it holds media. One that cannot be read is counted, logged and
-dropped: it never ends a loop.
+reach the next one, which may not know yet which weights to use, or that all are paused. The sockets lie in a
+folder that only this user may enter; for engines on other machines the same two sockets listen on TCP as
+well, to those who hold the cluster's keys. A message is one frame, and further ones if it holds media. One
+that cannot be read is counted, logged and dropped: it never ends a loop.
+
+An API server's client reads its sockets from the event loop's own poll (`SocketLink`): no task, lock or queue
+per token.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -32,12 +37,10 @@ MAX_MEDIA_BYTES = 512 << 20
 """The most bytes of a request's media together. A longer frame makes the receiver drop the connection, so the
 sender refuses it first."""
 
-MOST_WAITING = 10_000
-"""Messages in flight in one direction, before sending fails."""
-RECONNECT_SECONDS = 0.02
-LINGER_SECONDS = 0.3
-"""Seconds for the last messages to be sent when a connection is closed."""
+_FRAMES = 10_000  # in flight in one direction, before sending fails
+_RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 1_000  # over a network
+_LINGER_MS = 300
 _HEARTBEAT_MS, _TIMEOUT_MS = 2_000, 8_000  # over a network, where a machine that vanishes closes nothing
 
 _encoder = msgspec.msgpack.Encoder()
@@ -55,31 +58,14 @@ class Unreachable(Exception):
     """The engine is not connected, or does not read."""
 
 
-class MessageDecoder(Generic[T]):
-    """Decodes messages, and counts, logs and drops those that cannot be read."""
-
-    def __init__(self, decoder: Decoder[T]) -> None:
-        self.bad = 0
-        self._decoder = decoder
-
-    def decode(self, parts: Sequence[Bytes], head: int = 0) -> T | None:
-        """The message of these frames, of which `head` is its own; None if it cannot be read."""
-        try:
-            return self._decoder.decode(parts[head], parts[head + 1 :])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError) as error:
-            self.bad += 1
-            sizes = [len(part) for part in parts]
-            _log.warning("dropped unreadable message %d, of %s bytes: %s", self.bad, sizes, error)
-            return None
-
-
-class Inbox(MessageDecoder[T]):
-    """The receiving side of a socket, which never waits."""
+class Inbox(Generic[T]):
+    """The receiving side of a socket, which decodes messages and never waits."""
 
     def __init__(self, sock: zmq.Socket[bytes], decoder: Decoder[T], *, head: int = 0) -> None:
         """`head` is the place of a message's own frame: a ROUTER puts the name of the sender before it."""
-        super().__init__(decoder)
         self.sock = sock
+        self.bad = 0
+        self._decoder = decoder
         self._head = head
 
     def read(self) -> Iterator[T]:
@@ -93,30 +79,19 @@ class Inbox(MessageDecoder[T]):
                 frames = self.sock.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if (message := self.decode([*map(_buffer, frames)], self._head)) is not None:
+            parts = [*map(_buffer, frames)]
+            try:
+                message = self._decoder.decode(parts[self._head], parts[self._head + 1 :])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError) as error:
+                self.bad += 1
+                sizes = [len(part) for part in parts]
+                _log.warning("dropped unreadable message %d, of %s bytes: %s", self.bad, sizes, error)
+            else:
                 yield frames[0], message
 
 
-def frames_of(request: Request, encoder: Encoder) -> list[Bytes]:
-    """The frames of a request. Raises RequestTooLarge."""
-    frames = encoder.encode(request)
-    if len(frames[0]) > MAX_REQUEST_BYTES:
-        raise RequestTooLarge(
-            f"the request takes {len(frames[0])} bytes; at most {MAX_REQUEST_BYTES} are allowed"
-        )
-    if len(frames) > 1 and (size := sum(memoryview(each).nbytes for each in frames[1:])) > MAX_MEDIA_BYTES:
-        raise RequestTooLarge(
-            f"the media of the request take {size} bytes when they are decoded; at most "
-            f"{MAX_MEDIA_BYTES} are allowed"
-        )
-    return frames
-
-
 class EngineEnd:
-    """An engine's sockets to one API server of another machine."""
-
-    holds_message = False
-    """Whether a message was read and not handed out: none is, as sockets of ZMQ hold them."""
+    """An engine's sockets to one API server."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: Address, engine: int) -> None:
         self._hello = Hello(engine=engine, protocol=PROTOCOL, process=secrets.token_hex(4))
@@ -151,22 +126,6 @@ class EngineEnd:
             self.backlog.append(_encoder.encode(answer))
         return self.flush()
 
-    def watch(self, poller: zmq.Poller) -> None:
-        """Let the next poll wake when messages come, or when some of the backlog can be sent."""
-        poller.register(self.requests.sock, zmq.POLLIN)
-        poller.register(self.push, zmq.POLLOUT if self.backlog else 0)
-
-    def has_come(self, ready: dict[object, int]) -> bool:
-        """Whether messages can be read, as a poll has found."""
-        return self.requests.sock in ready
-
-    def read(self) -> Iterator[Request]:
-        """Each message that has come."""
-        return self.requests.read()
-
-    def wait_until_connected(self, seconds: float) -> None:
-        self.monitor.poll(int(1000 * seconds))
-
     def flush(self) -> bool:
         """Send the backlog; returns False if some of it is left."""
         while self.backlog:
@@ -191,14 +150,15 @@ class EngineEnd:
 
     def close(self) -> None:
         stop_monitor(self.push, self.monitor)
-        self.push.close(linger=int(1000 * LINGER_SECONDS))
+        self.push.close(linger=_LINGER_MS)
         self.requests.sock.close(linger=0)
 
 
 class ServerEnd:
-    """An API server's sockets to all its engines of other machines."""
+    """An API server's sockets to all its engines."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, tcp_address: Address | None = None) -> None:
+        """`tcp_address` is for engines of other machines, if there are any."""
         self._context = zmq.Context()
         router = _socket(self._context, zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -206,6 +166,7 @@ class ServerEnd:
         pull = _socket(self._context, zmq.PULL)
         self.greetings = Inbox(router, Decoder[Greeting](Greeting), head=1)
         self.answers = Inbox(pull, Decoder[Answer](Answer))
+        self._encoder = Encoder()
         self.monitor = pull.get_monitor_socket(DISCONNECTED)
         self._engines: dict[int, deque[int]] = {}
         """Connection -> the engine at its other end, then the engines of later connections of this number."""
@@ -215,6 +176,8 @@ class ServerEnd:
         """Engine -> the name of its newest process."""
         try:
             self._bind(address)
+            if tcp_address is not None:
+                self._bind(tcp_address)
         except OSError:
             self.close()
             raise
@@ -227,8 +190,21 @@ class ServerEnd:
             except zmq.ZMQError as error:
                 raise OSError(error.errno, f"cannot listen on {endpoint}: {error.strerror}") from error
 
-    def send(self, engine: int, frames: Sequence[Bytes]) -> None:
-        """Send a request. Raises Unreachable if the engine does not take it now."""
+    def send(self, engine: int, request: Request) -> None:
+        """Send a request. Raises RequestTooLarge, or Unreachable if the engine does not take it now."""
+        frames = self._encoder.encode(request)
+        if len(frames[0]) > MAX_REQUEST_BYTES:
+            raise RequestTooLarge(
+                f"the request takes {len(frames[0])} bytes; at most {MAX_REQUEST_BYTES} are allowed"
+            )
+        if (
+            len(frames) > 1
+            and (size := sum(memoryview(each).nbytes for each in frames[1:])) > MAX_MEDIA_BYTES
+        ):
+            raise RequestTooLarge(
+                f"the media of the request take {size} bytes when they are decoded; at most "
+                f"{MAX_MEDIA_BYTES} are allowed"
+            )
         self._send(self._names.get(engine, b""), *frames)
 
     def welcome(self, name: bytes, welcome: Welcome) -> None:
@@ -278,10 +254,10 @@ def name_of(hello: Hello) -> bytes:
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     sock = context.socket(kind)
-    sock.setsockopt(zmq.SNDHWM, MOST_WAITING)
-    sock.setsockopt(zmq.RCVHWM, MOST_WAITING)
-    sock.setsockopt(zmq.RECONNECT_IVL, int(1000 * RECONNECT_SECONDS))
-    sock.setsockopt(zmq.LINGER, int(1000 * LINGER_SECONDS))
+    sock.setsockopt(zmq.SNDHWM, _FRAMES)
+    sock.setsockopt(zmq.RCVHWM, _FRAMES)
+    sock.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    sock.setsockopt(zmq.LINGER, _LINGER_MS)
     return sock
 
 
@@ -325,10 +301,76 @@ class Listener(Protocol):
         ...
 
 
-def guarded(listener: Listener, read: Callable[..., None], *args: object) -> None:
-    """Read what has come; an error in handling it must not be lost, because somebody waits for the answer."""
-    try:
-        read(*args)
-    except Exception:
-        _log.exception("an answer of an engine could not be handled")
-        listener.misheard()
+class Link(Protocol):
+    """Carries messages to engines, and their answers to the listener with which it is opened."""
+
+    def open(self, listener: Listener) -> None: ...
+
+    def send(self, number: int, request: Request) -> None:
+        """Send to the engine of a number. Raises Unreachable or RequestTooLarge."""
+        ...
+
+    def read(self) -> None:
+        """Have the listener hear all answers that have come."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SocketLink:
+    """Carries messages between an API server's client and its engines through sockets."""
+
+    def __init__(self, address: Address, tcp_address: Address | None) -> None:
+        """`tcp_address` is for engines of other machines, if there are any."""
+        self._end = ServerEnd(address, tcp_address)
+        self._loop = asyncio.get_running_loop()
+        self._descriptors: list[int] = []
+
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
+        readers = {
+            self._end.greetings.sock.FD: self._read_greetings,
+            self._end.answers.sock.FD: self.read,
+            self._end.monitor.FD: self._read_monitor,
+        }
+        for descriptor, read in readers.items():
+            self._descriptors.append(descriptor)
+            self._loop.add_reader(descriptor, self._read_or_fail, read)
+            read()  # a descriptor of ZMQ wakes only for what comes after the socket was found empty
+
+    def send(self, number: int, request: Request) -> None:
+        self._end.send(number, request)
+        self._read_greetings()  # sending may clear the socket's one notice that something can be read
+
+    def read(self) -> None:
+        for number, answer in self._end.read_answers():
+            if isinstance(answer, Hello):
+                self._listener.connected(answer)
+            else:
+                self._listener.heard(number, answer)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._descriptors.clear()
+        self._end.close()
+
+    def _read_or_fail(self, read: Callable[[], None]) -> None:
+        try:
+            read()
+        except Exception:
+            _log.exception("an answer of an engine could not be handled")
+            self._listener.misheard()
+
+    def _read_greetings(self) -> None:
+        for frame, greeting in self._end.greetings.read_with_frames():
+            if isinstance(greeting, Hello):
+                self._listener.reachable(greeting)
+                continue
+            with suppress(Unreachable):  # the machine that wants to join has gone again
+                self._end.welcome(frame.bytes, self._listener.welcome())
+
+    def _read_monitor(self) -> None:
+        self.read()  # its last answers came before its end
+        for number in self._end.disconnected():
+            self._listener.disconnected(number)

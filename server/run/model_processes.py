@@ -78,7 +78,7 @@ class ModelProcesses:
     @property
     def addresses(self) -> list[Address]:
         """One for the only API process, which listens at others: each model has its own."""
-        return [Address(requests="")]
+        return [Address(requests="", answers="")]
 
     @property
     def engines(self) -> list[EngineProcess]:

@@ -22,7 +22,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture
 def address(tmp_path: Path) -> Address:
-    return Address(f"ipc://{tmp_path}/engines")
+    return Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
 
 
 @pytest.fixture

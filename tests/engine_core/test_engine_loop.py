@@ -1,9 +1,9 @@
 """The loop that moves messages between an engine and its servers, in the process of the test."""
 
 # pyright: reportPrivateUsage=false
-import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import zmq
@@ -15,24 +15,21 @@ from engine_core.config import Address
 from engine_core.engine import Engine
 from engine_core.engine_main import EngineLoop
 from engine_core.protocol import AddRequest, UpdateWeights
-from engine_core.wire.links import open_engine_end
-from engine_core.wire.unix_sockets import Channel
-from worker.buffers import Encoder
+from engine_core.wire.transport import EngineEnd, ServerEnd
 from worker.protocol import Sampling
 
 
 @pytest.fixture
-def server(address: Address) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address.requests.removeprefix("ipc://"))
-        listener.listen()
-        yield listener
+def server(address: Address) -> Iterator[ServerEnd]:
+    end = ServerEnd(address)
+    yield end
+    end.close()
 
 
 @pytest.fixture
-def loop(model: Path, address: Address, server: socket.socket) -> Iterator[EngineLoop]:
+def loop(model: Path, address: Address) -> Iterator[EngineLoop]:
     engine, context = Engine.start(engine_config(model), lambda _: None, FakeExecutor), zmq.Context()
-    loop = EngineLoop(engine, [open_engine_end(context, address, 0)], 0.0)
+    loop = EngineLoop(engine, [EngineEnd(context, address, engine=0)], 0.0)
     yield loop
     engine.stop()
     loop._ends[0].close()
@@ -42,18 +39,17 @@ def loop(model: Path, address: Address, server: socket.socket) -> Iterator[Engin
 
 
 def test_steps_have_their_turn_while_a_crowd_of_messages_waits(
-    server: socket.socket, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+    server: ServerEnd, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_main, "_READ_SECONDS", 0.0)
-    channel = Channel(server.accept()[0])
+    assert server.greetings.sock.poll(5000) and server.answers.sock.poll(5000)
+    assert list(server.greetings.read()) == [hello for _, hello in server.read_answers()]
     for id in range(3):
-        add = AddRequest(id=id, tokens=[1, 2], params=Sampling(max_tokens=1))
-        channel.send(Encoder().encode(add))
+        server.send(0, AddRequest(id=id, tokens=[1, 2], params=Sampling(max_tokens=1)))
     seen: set[int] = set()
     while len(loop._engine._scheduler.live) < 3:
         loop._read()
         seen.add(len(loop._engine._scheduler.live))
-    channel.close()
     assert seen - {0} == {1, 2, 3}, "one message at a time"
 
 
@@ -71,3 +67,28 @@ def test_orders_of_weights_that_come_together_are_all_answered(loop: EngineLoop)
     loop._handler.updates.extend([(0, UpdateWeights("/nowhere", "check"))] * 2)
     loop._update()
     assert not loop._handler.updates
+
+
+def test_weights_that_a_server_has_ordered_are_loaded_before_another_may_order_some(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, told = loop._handler, list[tuple[int, bool]]()
+    monkeypatch.setattr(handler, "_send", lambda client, answer: told.append((client, answer.is_taken)))
+    for name in ("find_weights", "update_weights"):
+        monkeypatch.setattr(loop._engine, name, lambda folder: None)
+
+    def order(client: int, kind: Literal["check", "load", "give_up"]) -> None:
+        handler.handle(client, UpdateWeights(f"/{client}", kind))
+
+    order(0, "check")
+    order(1, "check")  # another one holds the engine
+    order(1, "give_up")
+    order(0, "load")
+    order(1, "check")
+    order(0, "check")
+    order(1, "give_up")
+    order(0, "check")
+    handler.forget(0)
+    order(1, "check")
+    loop._update()
+    assert told == [(0, False), (1, True), (0, False), (1, False), (0, True), (0, False), (1, False)]

@@ -7,7 +7,6 @@ import signal
 import stat
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from fake_worker import (
@@ -22,7 +21,7 @@ from engine_core.client.client import EngineClient
 from engine_core.protocol import Failed, Progress, Tokens
 from engine_core.reason_codes import DEADLINE
 from engine_core.restarts import exit_of, keep_engines
-from engine_core.wire.unix_sockets import UnixServerEnd
+from engine_core.wire.transport import ServerEnd
 from models import plugins
 from worker.protocol import Sampling
 
@@ -197,13 +196,20 @@ async def test_the_end_of_an_engine_is_known_without_a_connection(start: Start) 
     assert client.dead and client.dead.startswith("the engine process ended while starting: it was ended by")
 
 
-async def test_unreadable_messages_are_dropped_and_too_long_ones_not_sent(start: Start) -> None:
+async def test_unreadable_and_too_long_frames_are_dropped(start: Start) -> None:
     engines, client = await start(api_servers=2)
-    other = UnixServerEnd(engines.addresses[1])
-    other.open(Mock())
-    await soon(until(lambda: other.has(0)))
+    other = ServerEnd(engines.addresses[1])
+    names = list[bytes]()
+
+    def greeted() -> bool:
+        names.extend(frame.bytes for frame, _ in other.greetings.read_with_frames())
+        return bool(names)
+
+    await soon(until(greeted))
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
-        other.send(0, [frame])
+        other.greetings.sock.send_multipart([names[0], frame])
+    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
+    other.greetings.sock.send_multipart([names[0], bytes(65 << 20)])  # beyond the limit
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
     assert resident_mb(engines.engines[0].process.pid) < 150
     (refused,) = await collect(client.submit([2**62] * (8 << 20), Sampling(max_tokens=3)))

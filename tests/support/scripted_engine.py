@@ -13,7 +13,7 @@ from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
 from engine_core.engine_stats import Stats
 from engine_core.protocol import Answer, Outputs, Request, Tokens
-from engine_core.wire.links import open_engine_end
+from engine_core.wire.transport import EngineEnd
 from worker.protocol import Sampling
 
 PARAMS = Sampling(max_tokens=5)
@@ -31,7 +31,7 @@ class Script:
     def __init__(self, address: Address, number: int = 0) -> None:
         self.number = number
         self._context = zmq.Context()
-        self._end = open_engine_end(self._context, address, engine=number)
+        self._end = EngineEnd(self._context, address, engine=number)
 
     def send(self, *answers: Answer) -> None:
         for answer in answers:
@@ -44,7 +44,7 @@ class Script:
         requests: list[Request] = []
         async with asyncio.timeout(60):
             while len(requests) < count:
-                requests += self._end.read()
+                requests += self._end.requests.read()
                 await asyncio.sleep(0.001)
         return requests
 

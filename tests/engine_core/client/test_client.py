@@ -11,7 +11,7 @@ from engine_core.client.client import EngineClient
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.config import Address
 from engine_core.protocol import AddRequest, AddRequests, Admitted, Dead, Failed, Outputs, Pooled, Tokens
-from engine_core.wire import unix_sockets
+from engine_core.wire import transport
 from worker.protocol import Pooling, TokenLogprobs, Vectors
 
 Pair = tuple[EngineClient, Script]
@@ -126,7 +126,7 @@ async def test_an_engine_of_another_version_is_refused(
     address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = EngineClient(address)
-    monkeypatch.setattr(unix_sockets, "PROTOCOL", "another")
+    monkeypatch.setattr(transport, "PROTOCOL", "another")
     script = Script(address)
     async with asyncio.timeout(60):
         await client.died.wait()
