@@ -88,7 +88,8 @@ class StepBuilder:
         self._step_time = step_time
         self._longest = config.long_prefill_token_threshold
         self.may_split = may_split
-        self._has_prefill = False  # a row has several tokens
+        self.has_prefill = False
+        """Whether a row computes several tokens."""
         self.binds = False
         """Whether `StepBounds` have to follow the step."""
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
@@ -137,8 +138,8 @@ class StepBuilder:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
         fitting = self._step_time.fitting(max(self.left, 0.0), start)
         if self.may_split:
-            return min(gap, fitting if self._has_prefill else max(least, fitting))
-        return gap if gap <= fitting or not self._has_prefill else 0
+            return min(gap, fitting if self.has_prefill else max(least, fitting))
+        return gap if gap <= fitting or not self.has_prefill else 0
 
     def can_pool(self, seq: Sequence, *, ends: bool) -> bool:
         """Whether this sequence, if it ends in this step, can be pooled beside those that are `pooled` in it.
@@ -174,7 +175,7 @@ class StepBuilder:
         self.cost += cost
         self.left -= cost
         self.budget -= count
-        self._has_prefill |= count > 1
+        self.has_prefill |= count > 1
         self._reading += start < prompt_len
         self._texts += is_text
         seq.computed += count

@@ -68,6 +68,9 @@ for prompts, and more for streams than waiting requests pay for."""
 _GROWTH = 0.4
 """The part of the time that prompts of newcomers will take by which the default gap grows. So all of them are
 read in some three steps, and the weights are not read once more for each of many small chunks."""
+_WIDEST_STEPS = 6
+"""The most times what the rows that decode take that it grows to. Prompts have five sixths of the time then,
+and would gain little by more, which every reader waits for."""
 _LEAST_PART = 0.25
 """The part that prompts get of a gap, even if decoding rows alone take longer, or they would starve."""
 _ENOUGH_TOKENS = 512
@@ -252,7 +255,7 @@ class StepTimeLimit:
         """Tell what a step is to take beside streams, so that nearly all of them end within the gap."""
         step_time, gap = self._step_time, self._asked
         if gap is None:
-            single = step_time.single
-            gap = max(_GAP, _DECODING_STEPS * (single if self.background else max(decoding, single)))
-            gap = max(gap, min(_WIDEST_GAP, gap + _GROWTH * newcomers))
+            single, decoding = step_time.single, max(decoding, step_time.single)
+            gap = max(_GAP, _DECODING_STEPS * (single if self.background else decoding))
+            gap = max(gap, min(_WIDEST_GAP, _WIDEST_STEPS * decoding, gap + _GROWTH * newcomers))
         return gap / step_time.margin

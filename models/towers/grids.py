@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from math import isqrt
 from typing import Literal
@@ -14,8 +15,12 @@ Grid = tuple[int, int, int]
 """The frames, and the rows and columns in each, of patches or of squares of them."""
 
 
+@lru_cache(maxsize=8)
 def square_by_square(grid: Grid, merge: int) -> Tensor:
-    """The row and the column of each patch [2, P] int64, in the order of `ops.patches` with `merge`."""
+    """The row and the column of each patch [2, P] int64, in the order of `ops.patches` with `merge`.
+
+    Pages and frames mostly have the same grid, whose places are kept: nobody may write to them.
+    """
     frames, rows, columns = grid
     places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
     squares = places.view(2, rows // merge, merge, columns // merge, merge).transpose(2, 3)
@@ -33,11 +38,13 @@ def window_by_window(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
     return (first + order).flatten(), sizes.tolist() * frames
 
 
-def between_cells(places: Tensor, grid: Grid, side: int) -> tuple[Tensor, Tensor]:
-    """Lay a grid, corner on corner, over a table of `side` x `side` entries. `places` [2, P]: rows and
-    columns of patches. -> the four entries around each [4, P], and their shares."""
+@lru_cache(maxsize=8)
+def between_cells(grid: Grid, merge: int, side: int) -> tuple[Tensor, Tensor]:
+    """Lay a grid, corner on corner, over a table of `side` x `side` entries.
+
+    -> the four entries around each patch [4, P], in the order of `square_by_square`, and their shares."""
     around: list[list[tuple[Tensor, Tensor]]] = []
-    for place, count in zip(places, grid[1:], strict=True):
+    for place, count in zip(square_by_square(grid, merge), grid[1:], strict=True):
         at = place.float() * (side - 1) / max(count - 1, 1)
         low = at.floor().long()
         share = at - low

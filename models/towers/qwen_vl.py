@@ -87,6 +87,7 @@ class QwenTower(nn.Module):
     """The base of the family's towers. It is whole for Qwen2-VL."""
 
     three_axes: ClassVar[bool] = True
+    pauses: ClassVar[bool] = True
     levels: int = 0
     taken_behind: tuple[int, ...] = ()
     """The layers behind which `deeper` mergers make rows for the text's first layers."""
@@ -143,6 +144,7 @@ class QwenTower(nn.Module):
         cos_sin, delta = self.rotary(places.to(hidden.device)), None
         deeper: list[Tensor] = []
         step = frames_of(items, hidden.device)
+        yield
         for number, layer in enumerate(self.blocks):
             with use_context(step):
                 delta, hidden = layer(delta, hidden, cos_sin)
@@ -199,6 +201,7 @@ class Qwen25Tower(QwenTower):
         hidden, delta = self.by_window(hidden, order), None
         cos_sin, frames = self.rotary(turning.to(hidden.device)), frames_of(items, hidden.device)
         windows = segments(lengths, hidden.device)
+        yield
         for number, layer in enumerate(self.blocks):
             with use_context(frames if number in self.without_window else windows):
                 delta, hidden = layer(delta, hidden, cos_sin)
@@ -267,13 +270,11 @@ class Qwen3Tower(QwenTower):
         load(self.deeper, visual / "deepstack_merger_list")
 
     def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> InLayers[Tensor]:
-        return super().rows(items, ops.add(hidden, self.learned(items, places)), places)
+        return super().rows(items, ops.add(hidden, self.learned(items)), places)
 
-    def learned(self, items: Sequence[TowerInput], places: Tensor) -> Tensor:
+    def learned(self, items: Sequence[TowerInput]) -> Tensor:
         """The learned positions of all patches [P, size], each between four entries of the table."""
-        counts = [item.grid[0] * item.grid[1] * item.grid[2] for item in items]
-        of_items = zip(places.split(counts, dim=1), items, strict=True)
-        found = [between_cells(mine, item.grid, self.side) for mine, item in of_items]
+        found = [between_cells(item.grid, self.merge, self.side) for item in items]
         table = self.pos_embed.weight
         entries, shares = (torch.cat(each, dim=1).to(table.device) for each in zip(*found, strict=True))
         corners = [table[entry] * share.unsqueeze(1) for entry, share in zip(entries, shares, strict=True)]

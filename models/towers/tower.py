@@ -17,7 +17,7 @@ from models.plain_files import typed
 
 Made = TypeVar("Made")
 InLayers = Generator[None, None, Made]
-"""A computation that pauses behind each layer of a tower, and returns what it has made in the end."""
+"""A computation that pauses behind each part of a tower with `pauses`, and returns what it has made."""
 
 
 def advance(computation: InLayers[Made], layers: float) -> Made | None:
@@ -69,8 +69,9 @@ class Tower(Protocol):
 
     Where tokens have positions on three axes (`models.media.positions`), its class has `three_axes = True`;
     where those of an item see each other, `sees_media = True`, and where those of a whole prompt do, with or
-    without pictures, `sees_prompt = True`, too. Its layers have `pauses = True`; where an item goes through
-    them twice, it has `passes = 2`.
+    without pictures, `sees_prompt = True`, too. Its layers have `pauses = True`, and so has the tower if what
+    comes ahead of them takes about as long as one; where an item goes through all of it twice, it has
+    `passes = 2`.
     """
 
     levels: int

@@ -142,6 +142,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
     q, k, v, kv = values(10, 6, dim), values(10, 2, dim), values(10, 2, dim), values(2, 9, 2, 4, dim)
     cos_sin, step = values(10, dim).float(), _step()
     words = torch.randint(-(1 << 31), 1 << 31, (37, 9), generator=made, dtype=torch.int32)
+    pixels = words[:36].view(torch.uint8).view(3, 12, 12, 3)
     products = [
         Case(name, (values(rows, 67), values(102, 67), values(102), *kind))
         for rows in (1, 4, 29)
@@ -154,10 +155,8 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         *_expert_cases(made, dtype),
         Case("rms_norm", (x, weight, 1e-5)),
         Case("add_rms_norm", (x, residual, weight, 1e-5)),
-        Case("sum_squares", (x, 1)),
-        Case("sum_squares", (values(5, 72), 8)),
-        Case("split_words", (words, 4)),
-        Case("split_words", (words.t(), 8, (3, 1, 2, 0))),
+        *[Case("sum_squares", given) for given in ((x, 1), (values(5, 72), 8))],
+        *[Case("split_words", given) for given in ((words, 4), (words.t(), 8, (3, 1, 2, 0)))],
         Case("front_rms_norm", (x, weight[:50], 1e-5)),
         Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
         Case("layer_norm", (x, weight, bias, 1e-5)),
@@ -166,6 +165,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         Case("scale", (x, 0.37)),
         Case("scale_by_position", (x, 3 * torch.arange(len(x)), 0.1, 4)),
         Case("embed", (torch.tensor([4, 0, 3]), x)),
+        Case("patches", (pixels, torch.arange(768.0).view(3, 256).to(dtype), 2), {"depth": 2, "merge": 2}),
         Case("angles", (step.positions, values(33).float(), 0.5)),
         Case("angles", (torch.arange(30).view(3, 10), values(33).float(), 0.5, torch.arange(33) % 3)),
         *[Case("activation", (x, kind)) for kind in ("gelu_tanh", "quick_gelu")],

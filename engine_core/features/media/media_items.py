@@ -69,6 +69,8 @@ class MediaItems(Feature):
         self._begun: bytes | None = None
         """The item, counted among those that are held, of whose layers the steps so far have computed:"""
         self._done = 0
+        self._gave_way = self._gives_way = False
+        """Whether layers were put off because prompts had filled a step: the last one, and this one."""
         self._items: dict[bytes, MediaItem] = {}
         self._held: OrderedDict[bytes, MediaItem] = OrderedDict()
         """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
@@ -153,6 +155,7 @@ class MediaItems(Feature):
 
     def begin_step(self) -> None:
         self.encode, self.partly = [], {}
+        self._gave_way, self._gives_way = self._gives_way, False
         self._read.clear()
         self._left, self._room = self._per_step, self._most
 
@@ -167,10 +170,9 @@ class MediaItems(Feature):
         """As many of the next positions as can be computed; if there is none, layers of a tower are."""
         if not seq.request.media or start >= seq.request.media[-1].end:
             return count
-        fitting = step.fitting
-        reached = self._reach(seq, start, count, fitting)
-        if not reached and fitting < inf:
-            step.encode(self._encode_partly(seq, start, fitting))
+        reached = self._reach(seq, start, count, step.fitting)
+        if not reached and step.fitting < inf:
+            step.encode(self._encode_partly(seq, start, step))
         return reached
 
     def _reach(self, seq: Sequence, start: int, count: int, fitting: float) -> int:
@@ -201,18 +203,21 @@ class MediaItems(Feature):
                 stop = media.at if media.end > stop else stop
         return max(0, stop - start)
 
-    def _encode_partly(self, seq: Sequence, start: int, fitting: float) -> float:
+    def _encode_partly(self, seq: Sequence, start: int, step: StepBuilder) -> float:
         """Have layers of the tower computed for the item at a position that `_reach` does not reach, as many
         as fit, or for the one that is begun, for which others wait. Returns the embeddings that they are
-        worth. The step must have rows, or it might not be run."""
+        worth. One is computed though it does not fit, but gives way once to prompts that have filled the
+        step. The step must have rows, or it might not be run."""
         media = overlapping(seq.request.media, start, start + 1)
         if not self._layers or self.partly or not media or not self._work(media[0].hash):
             return 0.0
         if self._begun is not None and not self._items[self._begun].users:
             self._drop(self._begun)
         item = self._items[self._begun or media[0].hash]
-        least, layers = int(not self.encode), int(fitting * self._layers / item.work)
+        least = int(not self.encode and (self._gave_way or not step.has_prefill))
+        layers = int(step.fitting * self._layers / item.work)
         layers = min(max(least, layers), self._layers - (self._done if self._begun else 0))
+        self._gives_way = not layers
         if not layers or item.embeddings > self._room:
             return 0.0
         if self._begun is None:

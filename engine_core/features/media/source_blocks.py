@@ -63,6 +63,8 @@ class SourceBlocks(Feature):
         self._layers = facts.source_layers if splits else 0
         self._begun: _Begun | None = None
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
+        self._gave_way = self._gives_way = False
+        """Whether layers were put off because prompts had filled a step: the last one, and this one."""
         self.encoding: list[EncodeSource] = []
         self.layers = 0
         """What the step that is being planned encodes, and how many layers of a source that is begun."""
@@ -113,6 +115,7 @@ class SourceBlocks(Feature):
     def begin_step(self) -> None:
         """Plan another step, which encodes nothing yet."""
         self.encoding, self.layers, self._left = [], 0, self._per_step
+        self._gave_way, self._gives_way = self._gives_way, False
 
     def fits(self, seq: Sequence) -> bool:
         """Say whether the blocks of a sequence's source are there, or there is room for them."""
@@ -130,7 +133,7 @@ class SourceBlocks(Feature):
         if self._may_begin(seq.request, fitting):
             return count
         if fitting < inf:
-            step.encode(self._encode_partly(seq.request, fitting))
+            step.encode(self._encode_partly(seq.request, step))
         return 0
 
     def _may_begin(self, add: AddRequest, fitting: float) -> bool:
@@ -147,15 +150,17 @@ class SourceBlocks(Feature):
             return False
         return (first or work <= self._left) and (work <= fitting or (first and not self._layers))
 
-    def _encode_partly(self, add: AddRequest, fitting: float) -> float:
+    def _encode_partly(self, add: AddRequest, step: StepBuilder) -> float:
         """Have layers of the encoder computed for the source of a request that may not begin, as many as fit,
-        or for the one that is begun, for which others wait. Returns the positions that they are worth. The
-        step must have rows, or it might not be run."""
+        or for the one that is begun, for which others wait. Returns the positions that they are worth. One is
+        computed though it does not fit, but gives way once to prompts that have filled the step. The step
+        must have rows, or it might not be run."""
         if not self._layers or self.layers or add.source is None:
             return 0.0
         source, done = (begun.source, begun.done) if (begun := self._begun) else (add.source, 0)
-        least = int(not self.encoding)
-        layers = min(max(least, int(fitting * self._layers / source.length)), self._layers - done)
+        least = int(not self.encoding and (self._gave_way or not step.has_prefill))
+        layers = min(max(least, int(step.fitting * self._layers / source.length)), self._layers - done)
+        self._gives_way = not layers
         if not layers or (begun is None and self._count(source) > self.pool.free):
             return 0.0
         if begun is None:

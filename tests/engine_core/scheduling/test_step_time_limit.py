@@ -21,20 +21,27 @@ def test_the_default_gap_grows_with_the_rows_that_decode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("newcomers", "least", "most"), [(1, 0.04, 0.09), (8, 0.09, 0.22), (32, 0.18, 0.221)]
+    ("streams", "newcomers", "least", "most"),
+    [
+        (1, 8, 0.04, 0.05),
+        (1, 32, 0.04, 0.05),
+        (30, 0, 0.014, 0.016),
+        (30, 1, 0.06, 0.08),
+        (30, 20, 0.07, 0.09),
+    ],
 )
-def test_the_default_gap_grows_with_the_newcomers_that_wait(
-    newcomers: int, least: float, most: float
+def test_the_default_gap_grows_with_newcomers_to_six_times_what_the_rows_that_decode_take(
+    streams: int, newcomers: int, least: float, most: float
 ) -> None:
+    """A single reader gains nothing by wider steps, and newcomers little: they have most of each step."""
     clock = Clock(gap_ms=None)
-    clock.add(stream(1, max_tokens=500))
+    clock.add_all(stream(id, max_tokens=500) for id in range(1, 1 + streams))
     clock.steps(2)
-    for id in range(2, 2 + newcomers):
-        clock.add(add(id, [id, 1] * 128, max_tokens=2, streams=True))
+    clock.add_all(add(id, [id, 1] * 128, max_tokens=2, streams=True) for id in range(40, 40 + newcomers))
     clock.step()
     assert least < clock.seconds[-1] < most
-    clock.steps(30)
-    assert clock.seconds[-1] < 0.01, "and shrinks when they have been answered"
+    clock.steps(50)
+    assert clock.seconds[-1] < 0.016, "and shrinks when they have been answered"
 
 
 def test_the_gap_that_was_asked_for_does_not_grow() -> None:

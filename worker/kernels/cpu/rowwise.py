@@ -1,4 +1,4 @@
-"""Operations on rows by C kernels: embeddings, rotary angles, norms, sums, activations, and rows merged.
+"""Operations on rows by C kernels: embeddings, angles, patches, norms, sums, activations, and rows merged.
 
 Their sources are `csrc/embedding.c`, `embed_packed.c`, `norm.c`, `sum.c`, `pooling.c` and `activation.c`. The
 reference computes what the kernels cannot (float16, weights in another type than they expect).
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops import latent_ops, pooling_ops, reference
+from models.ops import encoder_ops, latent_ops, pooling_ops, reference
 from models.ops.pooling_ops import Merge, Segments
 from models.weight_coding import LEVELS
 from worker.kernels.cpu import torch_operations
@@ -37,6 +37,7 @@ def bind(library: Library) -> Operations:
     run_norm = library.function("norm", quick=True)
     return (
         _embeddings(library)
+        | _patches(library)
         | _norms(run_norm)
         | _norms_of_parts(run_norm)
         | _sums(library)
@@ -80,6 +81,26 @@ def _embeddings(library: Library) -> Operations:
         return out
 
     return {"embed": embed, "angles": angles}
+
+
+def _patches(library: Library) -> Operations:
+    cut = library.unrecorded("patches")
+
+    def patches(pixels: Tensor, levels: Tensor, side: int, *, depth: int = 1, merge: int = 1) -> Tensor:
+        known = pixels.dtype == torch.uint8 and pixels.is_contiguous() and levels.is_contiguous()
+        if not known or levels.dtype not in KINDS:
+            return encoder_ops.patches(pixels, levels, side, depth=depth, merge=merge)
+        if pixels.dim() != 4 or pixels.shape[3] != 3 or levels.shape != (3, 256):
+            refuse("patches", pixels=pixels, levels=levels)
+        frames, height, width, _ = pixels.shape
+        square = side * merge
+        count = -(-frames // depth) * (height // square) * (width // square) * merge**2
+        out = empty((count, 3 * depth * side * side), levels.dtype)
+        given = pixels.data_ptr(), levels.data_ptr(), out.data_ptr(), frames, height, width
+        cut(*given, side, depth, merge, levels.itemsize)
+        return out
+
+    return {"patches": patches}
 
 
 def _norms(run: Callable[..., None]) -> Operations:

@@ -8,7 +8,7 @@ import torch
 from forms import FORMS, Shape
 from torch import Tensor
 
-from models.ops import pooling_ops, reference
+from models.ops import encoder_ops, pooling_ops, reference
 from models.ops.pooling_ops import Segments
 from models.pooling.pooling_modes import MERGERS
 from models.pooling.sentence_files import Mode
@@ -105,6 +105,21 @@ def test_a_row_has_the_same_bits_in_every_batch(table: Table) -> None:
     for call in calls:
         whole = call(x)
         assert all(torch.equal(call(x[-rows:]), whole[-rows:]) for rows in (1, 3, 50))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "side", "depth", "merge"),
+    [((3, 37, 29, 3), 4, 2, 2), ((1, 16, 16, 3), 16, 1, 1), ((2, 30, 33, 3), 7, 3, 2)],
+)
+def test_patches_are_those_of_the_reference(
+    table: Table, dtype: torch.dtype, shape: tuple[int, ...], side: int, depth: int, merge: int
+) -> None:
+    pixels, levels = torch.randint(0, 256, shape, dtype=torch.uint8), torch.randn(3, 256).to(dtype)
+    expected = encoder_ops.patches(pixels, levels, side, depth=depth, merge=merge)
+    assert torch.equal(table["patches"](pixels, levels, side, depth=depth, merge=merge), expected)
+    with pytest.raises(ValueError, match="patches"):
+        table["patches"](pixels, levels[:, :-1].float().contiguous(), side)
 
 
 def test_nan_stays_in_the_row_of_a_norm(table: Table) -> None:

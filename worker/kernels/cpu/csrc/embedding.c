@@ -1,4 +1,4 @@
-// Token embeddings and rotary angles, with which a model begins.
+// Token embeddings, rotary angles and patches of pictures, with which a model begins.
 #include "threads.h"
 #include "call_arguments.h"
 
@@ -65,4 +65,48 @@ EXPORT void angles(const int64_t *positions, const float *frequencies, const int
 
 EXPORT void angles_words(const word *a) {
     angles(a[0].pointer, a[1].pointer, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].real);
+}
+
+typedef struct {
+    const uint8_t *pixels;  // [frames, height, width, 3]
+    const void *levels;     // [3, 256]: the number that stands for each value of each channel
+    char *out;              // [patches, 3, depth, side, side]
+    long frames, height, width, side, depth, merge, bytes;
+    long rows, columns;  // of squares of patches
+} cutting;
+
+// The numbers of one channel of a patch of a frame, whose first pixel is at `from`.
+INLINE void cut(const cutting *c, const uint8_t *from, char *to, long channel, long bytes) {
+    for (long y = 0; y < c->side; y++, from += 3 * c->width)
+        for (long x = 0; x < c->side; x++, to += bytes)
+            memcpy(to, (const char *)c->levels + (256 * channel + from[3 * x]) * bytes, bytes);
+}
+
+static void cut_patches(const void *task, long first, long last) {
+    const cutting *c = task;
+    long in_square = c->merge * c->merge, squares = c->rows * c->columns, area = c->side * c->side * c->bytes;
+    for (long patch = first; patch < last; patch++) {
+        long square = patch / in_square % squares, within = patch % in_square, frame = patch / in_square / squares * c->depth;
+        long top = (square / c->columns * c->merge + within / c->merge) * c->side;
+        long left = (square % c->columns * c->merge + within % c->merge) * c->side;
+        char *to = c->out + patch * 3 * c->depth * area;
+        for (long channel = 0; channel < 3; channel++)
+            for (long i = 0; i < c->depth; i++, to += area) {
+                const uint8_t *from = c->pixels + (((frame + i) * c->height + top) * c->width + left) * 3 + channel;
+                if (frame + i >= c->frames) memcpy(to, to - area, area);  // the last frame is repeated
+                else if (c->bytes == 4) cut(c, from, to, channel, 4);
+                else cut(c, from, to, channel, 2);
+            }
+    }
+}
+
+enum { NUMBERS = 16384 };  // numbers of patches that are worth handing to another thread
+
+// Patches come frame by frame, square by square of merge x merge of them. bytes: of a number, 2 or 4.
+EXPORT void patches(const uint8_t *pixels, const void *levels, void *out, long frames, long height, long width, long side,
+                    long depth, long merge, long bytes) {
+    long rows = height / (side * merge), columns = width / (side * merge);
+    cutting c = {pixels, levels, out, frames, height, width, side, depth, merge, bytes, rows, columns};
+    spread(ceil_div(frames, depth) * rows * columns * merge * merge, grain_of(NUMBERS, 3 * depth * side * side), cut_patches,
+           &c);
 }
