@@ -251,8 +251,10 @@ def api_of(path: str, dialect: str = "") -> Api:
     """The API in whose shape errors of a path are written, where bodies may be in this dialect."""
     if dialect in _DIALECTS:
         return _DIALECTS[dialect]
-    api = _BY_PATH.get(path)
-    return api or next((one for start, one in _BY_START.items() if path.startswith(start)), "openai")
+    for start, api in _BY_START.items():
+        if path.startswith(start):
+            return api
+    return _BY_PATH.get(path, "openai")
 
 
 def error_body(error: ApiError, path: str, dialect: str = "") -> dict[str, object]:

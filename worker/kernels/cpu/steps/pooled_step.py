@@ -113,7 +113,7 @@ class PooledSteps:
 
     def _tell(self, noted: NotedStep, vectors: memoryview) -> StepOutput:
         """`vectors` [rows or more, width] float32."""
-        columns, shape = noted.columns, vectors.shape[1:]
+        columns, shape = noted.columns, (vectors.shape or ())[1:]
         pooled, failed = dict[int, Vectors](), dict[int, str]()
         for row, (slot, is_finite) in enumerate(zip(columns.slots, self._read_finite, strict=False)):
             if is_finite:

@@ -49,7 +49,7 @@ from worker.ranks.process_groups import Groups
 from worker.sampling.grouped_logits import GroupedLogits
 from worker.sampling.sampler import SampledTokens
 from worker.sampling.top_k_top_p import Draws
-from worker.steps.batch import Batch, Outcome, Staged
+from worker.steps.batch import Batch, Launched, NotedStep, Outcome, Staged
 from worker.steps.compute import Compute, Computing, UnreadStep
 from worker.tables.adapter_rows import AdapterReads
 from worker.tables.positions import Columns, LayOut
@@ -107,7 +107,7 @@ class _Graph:
 class Graphs:
     """Replays graphs where there are some. The plain way computes all other steps."""
 
-    replay = None
+    replay: Callable[[NotedStep], Launched | None] | None = None
 
     def __init__(
         self,
