@@ -131,7 +131,8 @@ class MessageHandler:
 
     def forget(self, client: int) -> None:
         """Note that a server has gone, whose orders others need not wait for."""
-        self.updates.append((client, protocol.UpdateWeights("", "give_up")))
+        if self._ordered is not None or self.updates:
+            self.updates.append((client, protocol.UpdateWeights("", "give_up")))
 
     def update(self) -> None:
         """Follow the order of weights that came first, and answer. An engine that cannot keeps its own."""
