@@ -78,12 +78,7 @@ def test_chunks_prefix_hits_and_preemptions(checkpoint: Path, expected: list[lis
     """Preempted sequences find their own prefixes again, and go on behind them in chunks."""
     (architecture,) = json.loads((checkpoint / "config.json").read_text())["architectures"]
     ahead = ARCHITECTURES.index(architecture) % 3  # which cases are divided among architectures
-    limits = {
-        "num_gpu_blocks_override": 30,
-        "max_num_seqs": 7,
-        "max_num_batched_tokens": 7,
-        "max_token_gap_ms": 0,
-    }
+    limits = {"num_gpu_blocks_override": 20, "max_num_seqs": 7, "max_num_batched_tokens": 7}
     texts, _, engine = generate(checkpoint, prompts(), steps_ahead=ahead, **limits)
     assert texts == expected
     assert engine.stats().prefix_hits > 0 and engine.stats().preemptions > 0
