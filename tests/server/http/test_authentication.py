@@ -306,7 +306,8 @@ async def test_the_access_log_names_the_key(path: Path, caplog: pytest.LogCaptur
     guarded.frontend.generate = spying  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, "uvicorn.access"):
         await guarded.post("alice")
-    assert "1.2.3.4:5 alice - POST /v1/completions HTTP/1.1 200" in caplog.messages
+    logged = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert logged == ["1.2.3.4:5 alice - POST /v1/completions HTTP/1.1 200"]
     assert not guarded.frontend.admissions.live
 
 
