@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import zmq
@@ -89,7 +90,7 @@ def test_a_request_for_a_process_that_has_ended_does_not_reach_the_next(
     first.close()
     following = EngineEnd(context, address, engine=0)
     wait(server.greetings.sock)
-    with pytest.raises(Unreachable):
+    with suppress(Unreachable):  # unless the socket has not noticed yet that the process has ended
         server.send(0, Abort(ids=[1]))
     wait(server.answers.sock)
     assert len(list(server.read_answers())) == 1
