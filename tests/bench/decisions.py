@@ -1,6 +1,6 @@
 """Typed questions about one text: the cost of all, beside reading their tokens once, and asking one by one.
 
-    python tests/bench/decisions.py FOLDER [--questions 100] [--state 2000] [--rounds 3] [--alone 6]
+    python tests/bench/decisions.py FOLDER [--questions 100] [--state 2000] [--rounds 3] [--alone 8]
 
 FOLDER is a checkpoint, such as tests/bench/checkpoints.py makes. In each round, on a new text: all questions
 in one request; a prompt of as many tokens; one new predicate about the text, which is cached by then; some
@@ -20,7 +20,10 @@ from typing import Any
 import httpx
 from commits import Checkout
 
-_WORDS = ("city", "river", "answer", "question", "customer", "invoice", "refund", "team", "winter", "table")
+_WORDS = ("city", "river", "answer", "question", "winter", "water", "house", "market", "school", "garden")
+"""Each is one token, as common words are for published models: a question has as many as they would read."""
+_CYCLE = 4
+"""Questions that follow each other, of which the next ones are alike."""
 
 
 def _text(drawn: random.Random, words: int) -> str:
@@ -33,9 +36,9 @@ def _questions(drawn: random.Random, count: int) -> list[dict[str, Any]]:
     for number in range(count):
         asked: dict[str, Any] = {"type": "predicate", "instructions": f"The text is about {_text(drawn, 8)}."}
         options = [f"{each} {_text(drawn, 1)}" for each in drawn.sample(_WORDS, 4)]
-        if number % 4 == 1:
+        if number % _CYCLE == 1:
             asked |= {"type": "choice", "choices": [{"value": each} for each in options]}
-        elif number % 4 == 3:
+        elif number % _CYCLE == 3:
             asked |= {"type": "score", "levels": [{"label": each} for each in options[:3]]}
         found.append(asked)
     return found
@@ -98,7 +101,8 @@ async def _round(
     note("all at once / as one prompt", together / read)
     again = [(await cached.decide(text, [each]))[0] for each in _questions(drawn, 10)[::2]]
     note("one predicate on a cached text, ms", 1000 * statistics.median(again))
-    some = [(await bare.decide(text, [each]))[0] for each in drawn.sample(questions, given.alone)]
+    first = _CYCLE * drawn.randrange((given.questions - given.alone) // _CYCLE + 1)
+    some = [(await bare.decide(text, [each]))[0] for each in questions[first : first + given.alone]]
     note("one by one / all at once", statistics.mean(some) * len(questions) / together)
     for name, work in (
         ("beside a prompt", cached.post("/v1/completions", prompt=ids, max_tokens=1)),
@@ -135,7 +139,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--state", type=int, default=2000, help="tokens of the text")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--alone", type=int, default=6, help="questions that are asked one by one")
+    parser.add_argument("--alone", type=int, default=8, help="questions that are asked one by one, of each type as many as in all")
     parser.add_argument("--longest", type=int, default=4096, help="tokens of the prompt that tells the rate")
     asyncio.run(_measure(parser.parse_args()))
 
