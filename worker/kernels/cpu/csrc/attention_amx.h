@@ -50,6 +50,13 @@ INLINE void fetch_row(row_stream *f) {
     for (long i = 0; i < f->bytes; i += 64) _mm_prefetch(row + i, _MM_HINT_T1);
 }
 
+// Prefetches the next 64 bytes into the second-level cache.
+INLINE void fetch_line(row_stream *f) {
+    _mm_prefetch(f->line, _MM_HINT_T1);
+    f->line += 64, f->left -= 64;
+    for (; f->left <= 0 && f->row < f->last; f->left += f->bytes) f->line = (const char *)*++f->row - f->left;
+}
+
 // What is multiplied for up to 2 * SPAN rows and as many columns: `steps` registers for each SPAN of them.
 typedef struct {
     spaced rows[2];

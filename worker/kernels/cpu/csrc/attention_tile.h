@@ -69,6 +69,7 @@ INLINE void tile_begin(tile *t, scoring s) {
         }
     }
     t->merged = NULL;
+    t->lines = 0;
     tile_fresh(t, &t->states[0]);
 }
 

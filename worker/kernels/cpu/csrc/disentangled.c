@@ -124,7 +124,10 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
         t->last[r] = (float)(length - 1);
     }
     tile_begin(t, s);
-    if (p->keys != NULL) memcpy(w->of_queries.queries, t->queries, words_of(s) * TILE * sizeof(float));
+    if (p->keys != NULL) {
+        memcpy(w->of_queries.queries, t->queries, words_of(s) * TILE * sizeof(float));
+        w->of_queries.lines = 0;
+    }
     for (long start = 0; start < length; start += KEYS) {
         long keys = least(KEYS, length - start);
         for (long i = 0; i < keys; i++) {

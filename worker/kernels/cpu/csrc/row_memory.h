@@ -96,12 +96,5 @@ INLINE void stream_begin(row_stream *f, const void *const *rows, long count) {
     f->line = *f->row, f->left = f->bytes;
 }
 
-// Prefetches the next 64 bytes into the second-level cache.
-INLINE void fetch_line(row_stream *f) {
-    _mm_prefetch(f->line, _MM_HINT_T1);
-    f->line += 64, f->left -= 64;
-    for (; f->left <= 0 && f->row < f->last; f->left += f->bytes) f->line = (const char *)*++f->row - f->left;
-}
-
 // How many of the heads [head, last) are computed at a time: about as many each time.
 INLINE long heads_of(long head, long last) { return ceil_div(last - head, ceil_div(last - head, HEADS)); }

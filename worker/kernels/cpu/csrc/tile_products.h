@@ -13,6 +13,7 @@ enum { TILE = 64 };
 #endif
 enum { SLICE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 512 };
 
+enum { PACE = 16 };  // words that are multiplied between two prefetches
 enum { TALL = 8 };  // rows of sums that the registers hold, if a row is one vector wide
 #if defined(__AVX512F__)
 enum { ROWS = 4, VECS = 4 };  // rows and vectors of sums that fill the registers best
@@ -57,7 +58,10 @@ typedef struct {
     float wide_keys[KEYS * MAX_DIM * 2], wide_values[KEYS * MAX_DIM * 2];
     float factors[TILE];  // of queries in words: their scales times `scale`
     float key_scales[KEYS + TALL], value_scales[KEYS];
-    spaced spans[CHUNK / SPAN];   // keys for AMX,
+    const void *next_rows[2 * KEYS];  // the keys and values of the next block,
+    row_stream stream;                // which are prefetched while this one is computed,
+    long lines;                       // so many lines each time
+    spaced spans[CHUNK / SPAN];       // keys for AMX,
     float sums[2 * SPAN * 2 * SPAN];  // and what it adds up for some dimensions of a block
 } tile;
 
@@ -102,6 +106,11 @@ INLINE vec score_fma(vec a, vec b, vec sum, scoring s) {
     return s.kind == INT8 ? vec_of_bits(add_words(bits_of_vec(sum), bits_of_vec(a), bits_of_vec(b))) : words_fma(a, b, sum, s);
 }
 
+// Prefetches some lines of the next block.
+INLINE void fetch_lines(tile *t) {
+    for (long n = t->lines; n > 0 && t->stream.left > 0; n--) fetch_line(&t->stream);
+}
+
 // Computes scores[key][lane] of `rows` keys and `vecs` vectors of queries.
 INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows, const int vecs) {
     vec sums[TALL][VECS];
@@ -112,12 +121,16 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
         k[r] = t->key_rows[key + r];
         for (int c = 0; c < vecs; c++) sums[r][c] = vec_zero();
     }
-    for (long i = 0; i < words; i++, q += stride)
-        for (int r = 0; r < rows; r++) {
-            vec same = vec_all(k[r][i]);
-            for (int c = 0; c < vecs; c++)
-                sums[r][c] = score_fma(vec_load(q + c * LANES, FLOAT32), same, sums[r][c], s);
-        }
+    for (long i = 0, stop; i < words; i = stop) {
+        stop = least(words, i + PACE);
+        fetch_lines(t);
+        for (long word = i; word < stop; word++, q += stride)
+            for (int r = 0; r < rows; r++) {
+                vec same = vec_all(k[r][word]);
+                for (int c = 0; c < vecs; c++)
+                    sums[r][c] = score_fma(vec_load(q + c * LANES, FLOAT32), same, sums[r][c], s);
+            }
+    }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < vecs; c++) {
             vec score = sums[r][c], factor = vec_all(s.scale);
@@ -141,12 +154,16 @@ INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, lon
             vec decay = vec_load(t->decay + lane + c * LANES, FLOAT32);
             sums[r][c] = fresh ? vec_zero() : vec_mul(vec_load(out + r * stride + c * LANES, FLOAT32), decay);
         }
-    for (long i = 0; i < words; i++, w += stride) {
-        const float *v = (const float *)t->value_rows[i] + dim;
-        for (int r = 0; r < rows; r++) {
-            vec same = vec_all(v[r]);
-            for (int c = 0; c < vecs; c++)
-                sums[r][c] = words_fma(vec_load(w + c * LANES, FLOAT32), same, sums[r][c], s);
+    for (long i = 0, stop; i < words; i = stop) {
+        stop = least(words, i + PACE);
+        fetch_lines(t);
+        for (long word = i; word < stop; word++, w += stride) {
+            const float *v = (const float *)t->value_rows[word] + dim;
+            for (int r = 0; r < rows; r++) {
+                vec same = vec_all(v[r]);
+                for (int c = 0; c < vecs; c++)
+                    sums[r][c] = words_fma(vec_load(w + c * LANES, FLOAT32), same, sums[r][c], s);
+            }
         }
     }
     for (int r = 0; r < rows; r++)
@@ -182,6 +199,14 @@ INLINE void value_by_amx(tile *t, scoring s, long words, int fresh, long lane, i
     }
 }
 
+// The same of all keys, and of all dimensions, for the last vectors of queries, which are fewer than VECS.
+INLINE void score_rest(tile *t, scoring s, long keys, long lane, const int vecs) {
+    for (long key = 0; key < keys; key += TALL) score_block(t, s, key, lane, TALL, vecs);
+}
+INLINE void value_rest(tile *t, scoring s, long words, int fresh, long lane, const int vecs) {
+    for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, vecs);
+}
+
 // The scores of the queries of a slice, [lane, lanes). Those by AMX are not multiplied by `scale` yet.
 INLINE void score_slice(tile *t, scoring s, long keys, long lane, long lanes) {
     if (by_amx(s)) {
@@ -190,8 +215,10 @@ INLINE void score_slice(tile *t, scoring s, long keys, long lane, long lanes) {
     }
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long key = 0; key < keys; key += ROWS) score_block(t, s, key, lane, ROWS, VECS);
-    for (; lane < lanes; lane += LANES)
-        for (long key = 0; key < keys; key += TALL) score_block(t, s, key, lane, TALL, 1);
+    const long rest = ceil_div(lanes - lane, LANES);
+    if (VECS > 3 && rest == 3) score_rest(t, s, keys, lane, 3);
+    else if (VECS > 2 && rest == 2) score_rest(t, s, keys, lane, 2);
+    else if (rest == 1) score_rest(t, s, keys, lane, 1);
 }
 
 INLINE void value_slice(tile *t, scoring s, long words, int fresh, long lane, long lanes) {
@@ -201,8 +228,10 @@ INLINE void value_slice(tile *t, scoring s, long words, int fresh, long lane, lo
     }
     for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
         for (long dim = 0; dim < s.dim; dim += ROWS) value_block(t, s, words, fresh, dim, lane, ROWS, VECS);
-    for (; lane < lanes; lane += LANES)
-        for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, 1);
+    const long rest = ceil_div(lanes - lane, LANES);
+    if (VECS > 3 && rest == 3) value_rest(t, s, words, fresh, lane, 3);
+    else if (VECS > 2 && rest == 2) value_rest(t, s, words, fresh, lane, 2);
+    else if (rest == 1) value_rest(t, s, words, fresh, lane, 1);
 }
 
 // Keys and values in the form that products read: rows of words.
