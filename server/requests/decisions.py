@@ -33,15 +33,19 @@ MOST_BRANCHES_TOGETHER = 16_384
 ORDERS = 2
 """The orders in which the options of a choice are shown, unless the operator says 1."""
 
-INTRODUCTION = "Decide the following about everything above.\n"
-"""The words between a text and each question, which are computed once with the text."""
+INTRODUCTION = (
+    "Answer one question about everything above. Where options or levels have letters, answer with the letter "
+    "of one, and nothing else. Otherwise answer with one word, Yes or No, whether it is so.\n"
+)
+"""The words between a text and each question, which are computed once with the text: what they say, no
+question has to say again."""
 _ENDINGS = {
-    "predicate": "\nAnswer with one word, Yes or No: is this so?",
-    "letters": "\nAnswer with the letter of one option, and nothing else.",
+    "predicate": "",
+    "letters": "",
     "texts": "\nAnswer with one option exactly as it is written, and nothing else.",
     "unlisted": "\nAnswer with a name, and nothing else.",
 }
-_HEADINGS = {"predicate": "", "choice": "\nOptions:", "score": "\nLevels, from the lowest to the highest:"}
+_HEADINGS = {"predicate": "", "choice": "\nOptions:", "score": "\nLevels, from low to high:"}
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
