@@ -211,7 +211,7 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
     else:
         if config.engine.worker.lora.enable_lora:
             frontend.adapters = ServedAdapters(frontend)
-            entry = AdapterChoice(entry, frontend=frontend, adapters=frontend.adapters)
+        entry = AdapterChoice(entry, frontend=frontend)
     entry = _behind_middleware(
         entry, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
     )

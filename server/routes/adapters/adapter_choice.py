@@ -32,22 +32,26 @@ from server.schemas.unknown_fields import in_clients_words
 
 
 class AdapterChoice:
-    def __init__(self, app: ASGIApp, frontend: Frontend, adapters: ServedAdapters) -> None:
-        self._app, self._frontend, self._adapters = app, frontend, adapters
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
+        self._app, self._frontend = app, frontend
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and self._adapters.may_be_named:
+        # Those of a checkpoint are known when it is there, which a server does not wait for.
+        adapters: ServedAdapters | None = self._frontend.adapters
+        if adapters is not None and scope["type"] == "http" and adapters.may_be_named:
             path = path_of(scope)
             if path in MODEL_PATHS and path not in RECORDINGS and is_for_a_model(scope, path):
-                return self._read(path, scope, receive, send)
+                return self._read(adapters, path, scope, receive, send)
         return self._app(scope, receive, send)
 
-    async def _read(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _read(
+        self, adapters: ServedAdapters, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         raw = b""
         try:
             self._frontend.require_ready()
             raw = bytes(await read_body(receive, most=most_bytes(self._frontend.media)))
-            await self._choose(scope, receive, raw)
+            await self._choose(adapters, scope, receive, raw)
         except ApiError as error:
             asked = read_asked(raw)
             in_clients_words(error, {"model": "lora_path"} if asked and asked.lora_path else {})
@@ -56,8 +60,8 @@ class AdapterChoice:
             return await Response(status_code=CLIENT_GONE)(scope, receive, send)
         await self._app(scope, with_body(raw, receive), send)
 
-    async def _choose(self, scope: Scope, receive: Receive, raw: bytes) -> None:
-        adapters, asked = self._adapters, read_asked(raw)
+    async def _choose(self, adapters: ServedAdapters, scope: Scope, receive: Receive, raw: bytes) -> None:
+        asked = read_asked(raw)
         named, task = name_asked(scope, asked), task_asked(path_of(scope), asked)
         own = adapters.of_task(named, task)
         if named is None and own is None:
