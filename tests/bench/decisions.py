@@ -139,7 +139,12 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--state", type=int, default=2000, help="tokens of the text")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--alone", type=int, default=8, help="questions that are asked one by one, of each type as many as in all")
+    parser.add_argument(
+        "--alone",
+        type=int,
+        default=8,
+        help="questions that are asked one by one, of each type as many as in all",
+    )
     parser.add_argument("--longest", type=int, default=4096, help="tokens of the prompt that tells the rate")
     asyncio.run(_measure(parser.parse_args()))
 

@@ -140,9 +140,9 @@ def test_chats_are_written_by_the_template_of_the_file(model: Published, exact: 
 
 
 @pytest.mark.parametrize(
-    "options", ({"speculative_config": {"method": "ngram"}}, {"tensor_parallel_size": 2}), ids=str
+    "options", ({"speculative_config": {"method": "ngram"}}, {"pipeline_parallel_size": 2}), ids=str
 )
-def test_guesses_and_ranks_change_no_token(model: Published, exact: LLM, options: dict[str, Any]) -> None:
+def test_guesses_and_stages_change_no_token(model: Published, exact: LLM, options: dict[str, Any]) -> None:
     with LLM(
         str(model.file), dtype="float32", kv_cache_memory_bytes="256M", max_model_len=4096, **options
     ) as other:
