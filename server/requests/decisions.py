@@ -34,8 +34,8 @@ ORDERS = 2
 """The orders in which the options of a choice are shown, unless the operator says 1."""
 
 INTRODUCTION = (
-    "Answer one question about everything above. Where options or levels have letters, answer with the letter "
-    "of one, and nothing else. Otherwise answer with one word, Yes or No, whether it is so.\n"
+    "Answer one question about everything above. Where options or levels have letters, answer with the "
+    "letter of one, and nothing else. Otherwise answer with one word, Yes or No, whether it is so.\n"
 )
 """The words between a text and each question, which are computed once with the text: what they say, no
 question has to say again."""
