@@ -171,8 +171,10 @@ def test_refused_requests(engine: LLMEngine):
 def test_priority_decides_who_runs_first():
     options = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": 1}
     engine = LLMEngine("demo", max_num_seqs=1, scheduling_policy="priority", **options)
-    for name, priority in (("last", 5), ("first", -1), ("middle", 0)):
-        engine.add_request(name, CAPITAL, SamplingParams(max_tokens=2), priority=priority)
+    # The engine runs while a request is added: the first one has the only place until all are there.
+    for name, priority, length in (("first", -1, 64), ("last", 5, 2), ("middle", 0, 2)):
+        params = SamplingParams(max_tokens=length, ignore_eos=True)
+        engine.add_request(name, CAPITAL, params, priority=priority)
     ended: list[str] = []
     while engine.has_unfinished_requests():
         ended += [output.request_id for output in engine.step() if output.finished]
