@@ -253,10 +253,10 @@ static void compute(job *j, const int *ids, const int *places, char *memory, lon
     // There are no tiles if all choices are of other ranks.
     if (j->tokens > 1 || !j->alike) spread(j->count, grain, lay_inputs, j);
     long units = j->touched * panels_of(j->of.gate_up), several = units / (8 * threads);
-    spread(units, several > 1 ? several : 1, gate_units, j);
+    spread_streams(units, several > 1 ? several : 1, gate_units, j);
     spread(j->count, grain, lay_inner, j);
     long panels = panels_of(j->of.down), neighbours = panels / (8 * threads);
-    spread(panels, neighbours > 1 ? neighbours : 1, down_units, j);
+    spread_streams(panels, neighbours > 1 ? neighbours : 1, down_units, j);
 }
 
 // ids [T, k] in ascending order and shares [T, k] as `route` wrote them; out [T, outputs of down] is contiguous. places:

@@ -57,9 +57,6 @@ static void multiply(const void *task, long first, long last) {
         long panel = unit / j->groups, group = unit % j->groups;
         long begin = j->tiles * group / j->groups, end = j->tiles * (group + 1) / j->groups;
         tiles t = {.all = end - begin};
-        // Threads take units in turns, so what this one reads after the last of these lies behind those of the others.
-        long after = (unit + 1 < last ? unit + 1 : last + (threads - 1) * (last - first)) / j->groups;
-        if (after < panels_of(p->w)) t.next = panel_of(p->w, after);
         for (long tile = begin; tile < end; tile += t.count) {
             t.first = tile - begin;
             t.count = ceil_div(end - tile, ceil_div(end - tile, j->method.tiles));
@@ -104,7 +101,7 @@ static void linear_laid(const product *whole) {
         j.laid = j.tiles <= FEW_TILES ? NULL : scratch(j.product.rows * method.dwords * 4 + 64);
         if (j.laid) spread(j.tiles, FEW_TILES, lay_tiles, &j);
         long units = panels * j.groups;
-        spread(units, grain_for(&j, units), multiply, &j);
+        spread_streams(units, grain_for(&j, units), multiply, &j);
     }
 }
 

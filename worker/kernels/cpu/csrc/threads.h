@@ -21,5 +21,9 @@ typedef void (*work)(const void *task, long first, long last);
 // so a thread that loses its core for a while does not hold up the others.
 void spread(long units, long grain, work work, const void *task);
 
+// The same for units that are read from memory in their order: each thread begins with a part of its own and goes on from
+// there, so that the processor sees where it is reading and fetches ahead; who is done takes units of others.
+void spread_streams(long units, long grain, work work, const void *task);
+
 // The `grain` of units with so many elements each, if `worth` elements are worth handing to another thread.
 INLINE long grain_of(long worth, long elements) { return 1 + worth / (elements > 0 ? elements : 1); }
