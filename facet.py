@@ -170,8 +170,11 @@ _warn_of_hidden(Path(sys.path[0] if sys.path else "").absolute())
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"facet has no {name!r}; it has {', '.join(__all__)}")
+    from worker.host.garbage import without_looking_for_garbage
+
     homes = (module for module, names in _HOMES.items() if name in names.split())
-    return getattr(import_module(next(homes, "server.offline.request_outputs")), name)
+    with without_looking_for_garbage():
+        return getattr(import_module(next(homes, "server.offline.request_outputs")), name)
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -25,7 +26,6 @@ from server.helpers.job_queue import Helpers
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
-from server.reading.long_bodies import LongBodies
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.text.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ from server.text.tokenizer_files import TokenizerFiles
 if TYPE_CHECKING:
     from server.frontend.transcriber import Transcriber
     from server.media.media_reader import MediaReader
+    from server.reading.long_bodies import LongBodies
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +66,6 @@ class Frontend:
         self._reading = ReadingOptions.of(config)
         self.helpers = Helpers(config.log.style)
         """All helper processes of this frontend."""
-        self.long_bodies = LongBodies(self.helpers, self._tokenizer_files, self._reading)
-        """Reads the bodies of requests that are too long for the event loop."""
         self.media: MediaReader | None = None
         """What reads media; None if the model takes only texts."""
         self.transcriber: Transcriber | None = None
@@ -128,6 +127,13 @@ class Frontend:
             self.require_ready()
             what = "tokenizer" if name == "tokenizer" else "model"
             raise Unavailable(f"The {what} is not loaded yet.", retry_after=1)
+
+    @cached_property
+    def long_bodies(self) -> LongBodies:
+        """Reads the bodies of requests that are too long for the event loop."""
+        from server.reading.long_bodies import LongBodies  # with all bodies, which programs do without
+
+        return LongBodies(self.helpers, self._tokenizer_files, self._reading)
 
     def _tokenizer_files(self) -> TokenizerFiles:
         if self._source is None:

@@ -28,6 +28,7 @@ from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.terminal.progress_bar import ProgressDisplay
 from server.text.tokenizer import Tokenizer
+from worker.host.garbage import without_looking_for_garbage
 from worker.protocol import Vectors
 
 _UNSUPPORTED = ("arrival_time", "tokenization_kwargs", "trace_headers", "prompt_text")
@@ -50,9 +51,10 @@ class LLMEngine:
     def __init__(self, model: str | VllmConfig = "demo", **options: Any) -> None:
         self.config = program_config(model, options)
         _check_alone(self.config)
-        engine = _start(self.config)
-        _prepare(engine)
-        self.local = LocalEngine(self.config, engine)
+        with without_looking_for_garbage():
+            engine = _start(self.config)
+            _prepare(engine)
+            self.local = LocalEngine(self.config, engine)
         self._transformers_tokenizer: Any = None
         self._running: dict[str, asyncio.Task[None]] = {}
         """What follows each request that is not finished, by its id."""

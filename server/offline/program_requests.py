@@ -29,13 +29,12 @@ from server.offline.media_forms import as_array, as_part, with_files
 from server.offline.output_builder import Answers, OutputBuilder, tokens_per_output
 from server.offline.prompt_forms import Conversation, LoRARequest, Prompt, ReadOptions, validated
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
-from server.reading.body_table import ReadTexts
 from server.reading.placed_texts import PlacedText
 from server.reading.pooled_conversations import item_with_media
 from server.reading.prompts import Prompt as ReadPrompt
 from server.reading.prompts import ReadingContext, prepare_prompt, write_chat
 from server.requests.beam_search import BeamSearchParams
-from server.requests.pooling import PooledText, PoolingParams, TextReader, Truncation, find_prompt
+from server.requests.pooling import PooledText, PoolingParams, ReadTexts, TextReader, Truncation, find_prompt
 from server.requests.prompt_length import kept_tokens
 from server.requests.sampling_params import RequestOutputKind, SamplingParams
 from server.schemas.chat import ChatRequest

@@ -14,8 +14,8 @@ from server.reading import other_apis, prompts, tokenizing
 from server.reading.decisions import ReadDecisions, read_decisions, work_of_decisions
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
-from server.requests.labels.entities import Span, read_entity_texts
-from server.requests.pooling import PooledText, PoolingParams, Source, TextReader, Truncation
+from server.requests.labels.entities import read_entity_texts
+from server.requests.pooling import PoolingParams, ReadTexts, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.text_windows import read_in_windows
 from server.schemas.chat import BatchChatRequest, ChatRequest
@@ -90,18 +90,6 @@ class TextsBody(PoolingRequestBody, Protocol):
     def prompt(self, task: Task, facts: Facts) -> str:
         """The instruction that is written before each text."""
         ...
-
-
-class ReadTexts(msgspec.Struct, frozen=True, gc=False):
-    """The texts of a body as items for the engine."""
-
-    items: list[PooledText]
-    repeated: list[bytes] = []
-    """The texts as JSON, if the answer repeats them."""
-    many: bool = True
-    """Whether the texts came in a list, as the answer then does."""
-    spans: list[list[Span]] = []
-    """The words of each text in which entities are looked for."""
 
 
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from server.errors import BadRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.vendor_bodies.llama_cpp import LlamaInfill
 from server.text.tokenizer import Tokenizer
 
 _FORMS = (
@@ -33,6 +32,6 @@ def write_infill(prefix: str, suffix: str, tokenizer: Tokenizer) -> str:
 def prompts_of(body: CompletionRequest, tokenizer: Tokenizer) -> Sequence[str | list[int]]:
     """The prompts of a body, with what stands behind the place to fill if it names that."""
     suffix, texts = body.suffix or "", body.prompt
-    if isinstance(body, LlamaInfill):
-        return [write_infill(body.input_prefix, suffix, tokenizer) + str(text) for text in texts]
+    if (prefix := body.fill_prefix) is not None:
+        return [write_infill(prefix, suffix, tokenizer) + str(text) for text in texts]
     return [write_infill(str(text), suffix, tokenizer) for text in texts] if suffix else texts

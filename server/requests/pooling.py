@@ -119,6 +119,22 @@ class PooledText(msgspec.Struct, frozen=True, gc=False):
         return count_ids(ids) if isinstance(ids, bytes) else len(ids)
 
 
+Span = tuple[int, int]
+"""Where a word of a text begins, and where it ends."""
+
+
+class ReadTexts(msgspec.Struct, frozen=True, gc=False):
+    """The texts of a request as items for the engine."""
+
+    items: list[PooledText]
+    repeated: list[bytes] = []
+    """The texts as JSON, if the answer repeats them."""
+    many: bool = True
+    """Whether the texts came in a list, as the answer then does."""
+    spans: list[list[Span]] = []
+    """The words of each text in which entities are looked for."""
+
+
 TextToSend = tuple[list[int], Pooling, *tuple[Media, ...]]
 """The tokens of a text, how to pool it, and its media."""
 

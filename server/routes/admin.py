@@ -24,9 +24,8 @@ from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
 from server.options.option_parsing import flatten, options_of
-from server.reading.body_table import ReadTexts
 from server.reading.prompts import Prompt
-from server.requests.pooling import PooledText, PoolingParams
+from server.requests.pooling import PooledText, PoolingParams, ReadTexts
 from server.requests.sampling_params import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.routes.request_context import frontend_of, frontends_of, server_of

@@ -17,7 +17,7 @@ from server.http.endpoint import Endpoint
 from server.http.sse import JSON, encode, json_response, list_response
 from server.model_facts import OUTPUTS, Facts
 from server.options.server_flags import ServerConfig
-from server.reading.body_table import ReadTexts
+from server.requests.pooling import ReadTexts
 from server.requests.scoring import FEW_VECTORS, Compared
 from server.requests.similarity import label_probs
 from server.requests.vectors import (

@@ -94,6 +94,11 @@ class CompletionRequest(GenerationBody, BudgetOptions):
             self.check_suffix()
         return self
 
+    @property
+    def fill_prefix(self) -> str | None:
+        """The text before the place to fill, if prompts begin what fills it; None: they are that text."""
+        return None
+
     def check_suffix(self) -> None:
         """Raises BadRequest if the request asks for what does not go with a place to fill."""
         alone = not (self.echo or self.truncate_prompt_tokens is not None or self.prompt_embeds)

@@ -33,6 +33,4 @@ def test_each_machine_has_a_server_of_its_own() -> None:
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:
-    assert "of --data-parallel-size 2 the last is 1" in refusal(
-        "demo", "-dp", "2", "--data-parallel-rank", "2"
-    )
+    assert "of -dp 2 the last is 1" in refusal("demo", "-dp", "2", "--data-parallel-rank", "2")

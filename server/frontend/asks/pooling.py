@@ -20,8 +20,7 @@ from server.access.request_state import Attributes
 from server.frontend.asks.parts import AnswerHead, Counts, End, Terms, head_fields
 from server.frontend.frontend import Frontend
 from server.model_facts import Facts
-from server.reading.body_table import ReadTexts
-from server.requests.pooling import PooledText
+from server.requests.pooling import PooledText, ReadTexts
 from server.requests.scoring import Compared, compute_scores
 from server.requests.text_windows import join_windows
 from server.schemas.sampling_fields import Usage

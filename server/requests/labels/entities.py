@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from models.pooling.entity_files import EntityFacts
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts, no_task
-from server.requests.pooling import TEXTS_AT_ONCE, PooledText
+from server.requests.pooling import TEXTS_AT_ONCE, PooledText, Span
 from server.requests.prompt_length import check_text_tokens
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
@@ -28,7 +28,6 @@ _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 """A word as the library gliner divides texts."""
 
 Floats = NDArray[np.float32]
-Span = tuple[int, int]
 
 
 class Entity(msgspec.Struct, frozen=True, gc=False):

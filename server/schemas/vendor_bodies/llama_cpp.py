@@ -47,6 +47,10 @@ class LlamaInfill(LlamaCompletion):
     prompt: Prompts = Field(default="", validate_default=True)
     input_prefix: Text = ""
 
+    @property
+    def fill_prefix(self) -> str:
+        return self.input_prefix
+
     @model_validator(mode="after")
     def check_place(self) -> Self:
         self.check_suffix()

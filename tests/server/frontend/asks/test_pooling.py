@@ -8,8 +8,7 @@ from server.access.request_state import RequestState
 from server.errors import Overloaded
 from server.frontend.asks.parts import Counts, Terms
 from server.frontend.asks.pooling import Compare, Pool
-from server.reading.body_table import ReadTexts
-from server.requests.pooling import PooledText
+from server.requests.pooling import PooledText, ReadTexts
 from server.requests.scoring import Compared
 from server.requests.vectors import as_array
 from worker.protocol import Pooling
