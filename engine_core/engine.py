@@ -49,8 +49,14 @@ class Engine:
         executor: Executor,
         progress_page: str = "",
         load: ModelLoader | None = None,
+        *,
+        is_uninterrupted: bool = False,
     ) -> None:
-        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again."""
+        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again.
+
+        `is_uninterrupted`: whether no signal raises an exception in the thread that calls `step`.
+        """
+        self._is_uninterrupted = is_uninterrupted
         self.ready = ready
         self.refusal: tuple[str, str] | None = None
         """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
@@ -74,7 +80,9 @@ class Engine:
     def _use(self, scheduler: Scheduler, executor: Executor) -> None:
         self._scheduler, self._executor = scheduler, executor
         self._preparation = Preparation(executor, is_left=self.ready.worker.has_idle_work)
-        self._in_flight = make_steps_in_flight(executor, self.progress, scheduler.depth)
+        self._in_flight = make_steps_in_flight(
+            executor, self.progress, scheduler.depth, may_run_here=self._is_uninterrupted
+        )
 
     @classmethod
     def start(cls, config: EngineConfig, report: ReportProgress, make: MakeExecutor | None = None) -> Engine:

@@ -71,7 +71,7 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         make = make or make_executor(config)
         report = _ProgressSender(ends, config.progress_page)
         load = ModelLoader(config.engine, report, make, config.expert_replicas)
-        engine = Engine(*load(), config.progress_page, load)
+        engine = Engine(*load(), config.progress_page, load, is_uninterrupted=True)
         whole = boot_seconds + engine.ready.start_seconds
         engine.ready = msgspec.structs.replace(engine.ready, start_seconds=whole)
     except Exception as error:

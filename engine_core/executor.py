@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
 
@@ -26,6 +26,8 @@ from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
     from worker.runner import Runner
+
+T = TypeVar("T")
 
 STEPS_BETWEEN = 50
 """The steps after which a worker prepares one thing, though its engine is not idle. A CUDA graph takes as
@@ -171,6 +173,8 @@ class InlineExecutor:
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
+        self._last: Future[Any] | None = None
+        """What the worker's thread does, or will do after all else."""
         self._runner: Runner | None = None
         self._bounds: SimpleQueue[StepBounds | None] = SimpleQueue()
         """The bounds of steps that have not asked for them yet; None: none will follow."""
@@ -197,10 +201,33 @@ class InlineExecutor:
     def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        launched: Future[_Launched] = self._thread.submit(self._runner.launch, step, self._next_bounds)
+        launched: Future[_Launched] = self._in_thread(self._runner.launch, step, self._next_bounds)
         if self._step_done is not None:
             launched.add_done_callback(self._tell)
         return _InlineStep(launched, self._runner.lost)
+
+    def submit_here(self, step: StepInput) -> StepFuture | None:
+        """Runs a step at once, in the calling thread, which spares two changes of threads.
+
+        No exception must interrupt that thread, nor bounds follow the step. Returns None if a device
+        computes, or the worker's thread may do something meanwhile.
+        """
+        runner = self._runner
+        if runner is None or runner.facts.device != "cpu" or runner.store is not None:
+            return None
+        if self._last is not None and not self._last.done():
+            return None
+        launched: Future[_Launched] = Future()
+        try:
+            launched.set_result(runner.launch(step))
+        except BaseException as error:
+            launched.set_exception(error)
+        return _InlineStep(launched, runner.lost)
+
+    def _in_thread(self, work: Callable[..., T], *arguments: object) -> Future[T]:
+        """Has the worker's thread do something, behind all that it has been given."""
+        self._last = future = self._thread.submit(work, *arguments)
+        return future
 
     def bind(self, bounds: StepBounds) -> None:
         self._bounds.put(bounds)
@@ -212,7 +239,7 @@ class InlineExecutor:
             if not self._prepared.result():
                 self._prepared = None
                 return False
-            self._prepared = self._thread.submit(self._runner.prepare)
+            self._prepared = self._in_thread(self._runner.prepare)
             self._prepared.add_done_callback(self._tell)
         if wait:
             self._prepared.result()
@@ -221,8 +248,8 @@ class InlineExecutor:
     def call(self, call: WorkerCall) -> Future[list[WorkerReturn]]:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        runner, thread = self._runner, self._beside if call.method in BESIDE_STEPS else self._thread
-        returned = thread.submit(lambda: [runner.call(call)])
+        runner, beside = self._runner, call.method in BESIDE_STEPS
+        returned = (self._beside.submit if beside else self._in_thread)(lambda: [runner.call(call)])
         returned.add_done_callback(self._tell)
         return returned
 

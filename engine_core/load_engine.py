@@ -115,10 +115,17 @@ class ModelLoader:
         self._report(Progress(phase=phase, fraction=fraction, folder=self.folder, detail=detail))
 
 
-def make_steps_in_flight(executor: Executor, progress: StepProgress, depth: int) -> StepsInFlight:
-    """Make what keeps the steps that an executor runs, at most so many at a time."""
+def make_steps_in_flight(
+    executor: Executor, progress: StepProgress, depth: int, *, may_run_here: bool
+) -> StepsInFlight:
+    """Make what keeps the steps that an executor runs, at most so many at a time.
+
+    `may_run_here`: whether the calling thread may run some, as no exception interrupts it.
+    """
     if isinstance(executor, JointExecutor):
         return JointSteps(executor, progress, depth)
+    if may_run_here and isinstance(executor, InlineExecutor):
+        return StepsInFlight(executor, progress, depth, executor.submit_here)
     return StepsInFlight(executor, progress, depth)
 
 

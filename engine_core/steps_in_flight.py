@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from engine_core.executor import Executor, ExecutorDead, StepFuture
 from engine_core.scheduling.planned_step import PlannedStep
 from worker.host.progress_page import StepProgress
 from worker.protocol import StepInput, StepOutput
+
+_SHORT = 0.004
+"""The most seconds of a step for which an engine waits that has nothing else to do, and reads no message."""
 
 
 class StepsInFlight:
@@ -17,8 +21,15 @@ class StepsInFlight:
     first_leaves = False
     """Whether another engine ends, with which this one has to end."""
 
-    def __init__(self, executor: Executor, progress: StepProgress, depth: int) -> None:
-        """`depth`: the most steps in flight."""
+    def __init__(
+        self,
+        executor: Executor,
+        progress: StepProgress,
+        depth: int,
+        submit_here: Callable[[StepInput], StepFuture | None] = lambda _: None,
+    ) -> None:
+        """`depth`: the most steps in flight. `submit_here` runs one in the calling thread, or returns None."""
+        self._submit_here = submit_here
         self._executor, self._progress, self._depth = executor, progress, depth
         self.steps: deque[tuple[PlannedStep, StepFuture]] = deque()
         """The steps that this engine has planned, the oldest first."""
@@ -45,7 +56,12 @@ class StepsInFlight:
     def submit(self, planned: PlannedStep, step: StepInput, seconds: float) -> None:
         """Have a planned step run, which usually ends within so many seconds."""
         self._progress.begin(step.number, planned.tokens, seconds)
-        self.steps.append((planned, self._executor.submit(step)))
+        future = None
+        if (
+            not self.steps and seconds < _SHORT and planned.texts == len(planned.seqs)
+        ):  # nothing follows texts
+            future = self._submit_here(step)
+        self.steps.append((planned, future or self._executor.submit(step)))
 
     def follow(self) -> None:
         """Take part in steps of other engines, as none is planned here. An engine alone has nothing to do."""

@@ -11,9 +11,10 @@ from typing import ClassVar
 import pytest
 import zmq
 from fake_worker import FakeWorker, Landed, facts
+from msgspec.structs import replace
 from sizes import worker_config
 
-from engine_core.executor import ExecutorDead, InlineExecutor
+from engine_core.executor import ExecutorDead, InlineExecutor, StepFuture
 from worker.config import WorkerConfig
 from worker.protocol import SeqStep, StepBounds, StepInput, StepOutput
 
@@ -22,20 +23,25 @@ class AcceleratorError(RuntimeError):
     """The error of a failed device, by its name."""
 
 
+def no_bounds() -> StepBounds:
+    raise AssertionError("nothing follows the step")
+
+
 class Runner(FakeWorker):
     fails: BaseException | None = None
     threads: set[int] = set()
     closed = False
     store = None
     has_idle_work = False
+    device = "cpu"
     read: ClassVar[list[int]] = []
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
-        super().__init__(facts(has_idle_work=self.has_idle_work))
+        super().__init__(replace(facts(has_idle_work=self.has_idle_work), device=self.device))
         self.threads.add(threading.get_ident())
         report("weights", 1.0)
 
-    def launch(self, step: StepInput, following: Callable[[], StepBounds]) -> Landed:
+    def launch(self, step: StepInput, following: Callable[[], StepBounds] = no_bounds) -> Landed:
         self.threads.add(threading.get_ident())
         if any(seq.bound for seq in step.seqs):
             self.read.append(following().number)
@@ -96,7 +102,7 @@ def test_an_idle_worker_prepares_one_thing_after_the_other(runner: type[Runner])
 def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Runner]) -> None:
     told: list[tuple[str, float]] = []
     executor = InlineExecutor(worker_config(), lambda *progress: told.append(progress))
-    assert executor.start() == facts()
+    assert executor.start() == replace(facts(), device="cpu")
     assert told == [("weights", 1.0)]
     pending = [executor.submit(StepInput(number, [], [])) for number in range(3)]
     assert [step.result().number for step in pending] == [0, 1, 2]
@@ -105,15 +111,46 @@ def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Run
     assert runner.closed
 
 
-def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(
+def here(executor: InlineExecutor, step: StepInput) -> StepFuture:
+    future = executor.submit_here(step)
+    assert future is not None
+    return future
+
+
+def test_a_step_runs_in_the_calling_thread_while_the_workers_has_nothing_to_do(
     runner: type[Runner], executor: InlineExecutor
 ) -> None:
+    step = here(executor, StepInput(1, [], []))
+    assert step.done() and step.result().number == 1
+    assert threading.get_ident() in runner.threads
+    before = executor.submit(bound_step(2))
+    assert executor.submit_here(StepInput(3, [], [])) is None
+    executor.bind(StepBounds(2, {0: None}))
+    assert before.result().number == 2
+    assert here(executor, StepInput(3, [], [])).result().number == 3
+
+
+def test_a_device_is_used_by_one_thread_alone(runner: type[Runner]) -> None:
+    runner.device = "cuda"
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    executor.start()
+    assert executor.submit_here(StepInput(1, [], [])) is None
+    executor.stop()
+
+
+@pytest.mark.parametrize("submit", [InlineExecutor.submit, here])
+def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(
+    runner: type[Runner], executor: InlineExecutor, submit: Callable[[InlineExecutor, StepInput], StepFuture]
+) -> None:
     runner.fails = ValueError("odd input")
-    failed = executor.submit(StepInput(1, [], []))
+    failed = submit(executor, StepInput(1, [], []))
     with pytest.raises(ValueError, match="odd input"):
         failed.result()
+    runner.fails = SystemExit(3)
+    with pytest.raises(ExecutorDead, match="SystemExit"):
+        submit(executor, StepInput(2, [], [])).result()
     runner.fails = None
-    assert executor.submit(StepInput(2, [], [])).result().number == 2
+    assert submit(executor, StepInput(3, [], [])).result().number == 3
 
 
 def bound_step(number: int) -> StepInput:
