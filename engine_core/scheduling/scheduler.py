@@ -157,6 +157,8 @@ class Scheduler:
         By default a CPU plans ahead only for sequences that decode, which are in every step. Prompts would
         be spread over two steps, which take longer than one with all, and newcomers would wait for both.
         """
+        if not self.live:
+            return False
         if self.only:
             return not in_flight
         if in_flight >= (1 if self._decodes_ahead and not self.pace.decoding else self.depth):
