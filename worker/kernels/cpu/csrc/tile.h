@@ -5,15 +5,14 @@
 #include "rows.h"
 #include "sections.h"
 
+// The most rows of a tile, whose sums fill the registers: where each number of a matrix is widened first, and where it
+// is not. Beyond WHOLE_ROWS one half of the columns comes after the other; the sums of six rows would leave AVX2 too few
+// registers for what they are multiplied with.
 #if LANES == 16
-#define TILE_ROWS 12
+enum { TILE_ROWS = 12, VEC_ROWS = 14, WHOLE_ROWS = 14 };
 #else
-#define TILE_ROWS 3
+enum { TILE_ROWS = 3, VEC_ROWS = 5, WHOLE_ROWS = 3 };
 #endif
-
-// The most rows of a tile of a matrix that is not quantized. If they are more than TILE_ROWS, one half of the columns
-// comes after the other; the sums of six rows would leave too few registers for what they are multiplied with.
-#define VEC_ROWS (LANES == 16 ? TILE_ROWS : 5)
 
 // The memory to prefetch while a tile is computed: `step` bytes for each dword of the panel.
 typedef struct {

@@ -187,7 +187,7 @@ static tile_place add_floats_of(long rows, tile_place at, const floats *from, co
                                 float *out) {
     switch (rows) {
         FLOATS_OF(1) FLOATS_OF(2) FLOATS_OF(3)
-#if TILE_ROWS > 3
+#if LANES == 16
         FLOATS_OF(4) FLOATS_OF(5) FLOATS_OF(6) FLOATS_OF(7) FLOATS_OF(8)
         FLOATS_OF(9) FLOATS_OF(10) FLOATS_OF(11) FLOATS_OF(12)
 #endif

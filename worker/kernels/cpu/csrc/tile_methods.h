@@ -17,7 +17,8 @@ typedef struct {
 enum { METHOD_ROWS = VEC_ROWS > QUANTIZED_ROWS ? VEC_ROWS : QUANTIZED_ROWS };  // of any method
 
 static method method_for(const weights *w) {
-    if (!w->bits) return (method){VEC_ROWS, laid_dwords(w), 1, lay_dwords, multiply_vec};
+    long plain = LANES == 16 && widened(w) ? TILE_ROWS : VEC_ROWS;
+    if (!w->bits) return (method){plain, laid_dwords(w), 1, lay_dwords, multiply_vec};
     if (are_floats(w)) return (method){TILE_ROWS, floats_dwords(w), TILES_AT_ONCE, lay_floats, multiply_floats};
     method whole = {QUANTIZED_ROWS, quantized_dwords(w), 1, lay_quantized, multiply_in_place};
     if (!is_read_in_place(w) || is_looked_up(w) || is_widened_once(w))

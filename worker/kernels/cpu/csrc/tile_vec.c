@@ -42,7 +42,7 @@ INLINE void tile_of(int rows, int columns, kind k, const uint32_t *x, const uint
 // Half of the columns of a panel are a tile of its own, as far as prefetches go.
 INLINE void multiply_rows(int rows, kind k, const tiles *t, const weights *w, long number) {
     const char *panel = (const char *)panel_of(w, number);
-    const int passes = rows > TILE_ROWS ? 2 : 1, columns = COLUMNS / passes;
+    const int passes = rows > WHOLE_ROWS ? 2 : 1, columns = COLUMNS / passes;
     tiles each = *t;
     each.all *= passes;
     for (int pass = 0; pass < passes; pass++, panel += columns * LANES * 4) {
@@ -62,7 +62,7 @@ void multiply_vec(const tiles *t, const weights *w, long number) {
     switch (t->rows[0]) {
         TILE(1) TILE(2) TILE(3) TILE(4) TILE(5)
 #if LANES == 16
-        TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+        TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
 #endif
     }
 }
