@@ -109,15 +109,16 @@ def workers(server: LiveServer) -> list[int]:
 class Stream:
     """A stream that is read by a thread."""
 
-    def __init__(self, server: LiveServer, model: str) -> None:
+    def __init__(self, server: LiveServer, model: str, **more: object) -> None:
+        self._body = {**LONG, "model": model, **more}
         self.begun = threading.Event()
         self._thread = ThreadPoolExecutor(1)
-        self.end = self._thread.submit(self._read, server, model)
+        self.end = self._thread.submit(self._read, server)
         assert self.begun.wait(120)
 
-    def _read(self, server: LiveServer, model: str) -> str:
+    def _read(self, server: LiveServer) -> str:
         last = ""
-        with server.stream("/v1/completions", {**LONG, "model": model}, timeout=120) as response:
+        with server.stream("/v1/completions", self._body, timeout=120) as response:
             for data in events(response):
                 self.begun.set()
                 last = data
@@ -233,7 +234,7 @@ def test_an_alias_moves_without_one_failed_request(server: LiveServer) -> None:
 
 
 def test_memory_is_given_back_unless_a_model_is_in_use(server: LiveServer) -> None:
-    stream = Stream(server, "copy")
+    stream = Stream(server, "copy", max_tokens=2000)  # which it goes on for while a busy machine asks
     answer = server.post("/models/unload", {"model": "copy"})
     assert answer.status_code == 503, answer.text
     assert stream.end.result() == "[DONE]"
