@@ -28,7 +28,7 @@ class StepsInFlight:
         depth: int,
         submit_here: Callable[[StepInput], StepFuture | None] = lambda _: None,
     ) -> None:
-        """`depth`: the most steps in flight. `submit_here` runs one in the calling thread, or returns None."""
+        """`depth`: the most steps in flight. `submit_here` runs one in the calling thread, or gives None."""
         self._submit_here = submit_here
         self._executor, self._progress, self._depth = executor, progress, depth
         self.steps: deque[tuple[PlannedStep, StepFuture]] = deque()
