@@ -11,7 +11,7 @@ from engine_core.scheduling.planned_step import PlannedStep
 from worker.host.progress_page import StepProgress
 from worker.protocol import StepInput, StepOutput
 
-_SHORT = 0.004
+_SHORT = 0.01
 """The most seconds of a step for which an engine waits that has nothing else to do, and reads no message."""
 
 
@@ -57,9 +57,8 @@ class StepsInFlight:
         """Have a planned step run, which usually ends within so many seconds."""
         self._progress.begin(step.number, planned.tokens, seconds)
         future = None
-        if (
-            not self.steps and seconds < _SHORT and planned.texts == len(planned.seqs)
-        ):  # nothing follows texts
+        has_texts_alone = planned.texts == len(planned.seqs)  # so nothing can be planned behind it
+        if has_texts_alone and not self.steps and seconds < _SHORT:
             future = self._submit_here(step)
         self.steps.append((planned, future or self._executor.submit(step)))
 
