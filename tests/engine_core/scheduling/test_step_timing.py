@@ -320,7 +320,9 @@ def test_a_cpu_plans_ahead_for_sequences_that_decode_alone() -> None:
     assert clock.scheduler.may_plan(1) and not clock.scheduler.may_plan(2)
     clock.run()
     assert not clock.scheduler.may_plan(1)
-    assert Clock(device="cuda:0").scheduler.may_plan(1)
+    clock = Clock(device="cuda:0")
+    clock.add(stream(1, max_tokens=3))
+    assert clock.scheduler.may_plan(1)
 
 
 def test_times_come_with_every_token_if_asked_for() -> None:

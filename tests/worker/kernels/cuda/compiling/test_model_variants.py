@@ -25,6 +25,8 @@ from worker.kernels.cuda.compiling.model_variants import describe, model_calls
 folder = Path(sys.argv[1])
 model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
 
+JOINED = {"project_heads", "project_gates", "add_product"}  # which one rank alone has
+
 def names(calls):
     return {call.kernel.fn.__name__ for call in calls}
 """
@@ -41,8 +43,7 @@ from models.parallel.parallel import Parallel
 whole = names(model())
 first, last = (names(model(parallel=Parallel(stage=stage, stages=2))) for stage in range(2))
 print("draw_row" in first, "draw_row" in last, "attend" in first & last, first | last == whole)
-joined = {"project_heads", "project_gates", "add_product"}  # which one rank alone has
-print(names(calls_of_ranks(model, 2, stages=2)) == whole - joined)
+print(names(calls_of_ranks(model, 2, stages=2)) == whole - JOINED)
 """
 EXPERTS = """
 from torch import Tensor
@@ -53,7 +54,7 @@ def inner_widths(calls):  # the least widths of what experts multiply
 
 whole, cut, shared = (calls_of_ranks(model, ranks, whole_experts=apart)
                       for ranks, apart in ((1, False), (2, False), (2, True)))
-print(names(whole) == names(cut) == names(shared))
+print(names(whole) - JOINED == names(cut) == names(shared))
 print(min(inner_widths(cut)) * 2 == min(inner_widths(shared)) == min(inner_widths(whole)))
 print(len(calls_of_ranks(model, 1, whole_experts=True)) == len(whole))
 
