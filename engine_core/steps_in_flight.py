@@ -12,7 +12,7 @@ from worker.host.progress_page import StepProgress
 from worker.protocol import StepInput, StepOutput
 
 _SHORT = 0.01
-"""The most seconds of a step for which an engine waits that has nothing else to do, and reads no message."""
+"""The most seconds of a step that the engine's own thread runs, which reads no message meanwhile."""
 
 
 class StepsInFlight:

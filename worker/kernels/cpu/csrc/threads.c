@@ -14,10 +14,9 @@
 #include <stdlib.h>
 
 enum { WATCH_TICKS = 300000, LOOKS = 32, PATIENCE = 2000 };
+enum { MOST_STREAMS = 16 };  // with more threads several share one: each job opens and closes all of them
 
 int threads = 1;
-
-enum { MOST_STREAMS = 16 };
 
 typedef struct {
     work work;
