@@ -118,6 +118,10 @@ _LEAST_CHANCE = 0.05
 """A guess that holds less often is never worth a row."""
 _WORTH = 0.02
 """The least gain (of a logarithm) for which tokens are guessed."""
+_OF_SURE = 0.1
+"""The gain that tokens are believed to bring at least which must come: in a step of their own they would take
+no less. So they are tried, whatever the line says of rows. Steps of one row each cannot correct it, and one
+prompt that was held up would stop all guesses."""
 _FADING = 0.2
 """The part of the gain of the latest step in that by which is decided whether steps are planned ahead."""
 _LOST_EACH = 1e-5
@@ -320,6 +324,8 @@ class Speculator:
             seconds += each
             counts[seq] = counts.get(seq, 0) + 1
         gain = log(tokens / seconds / plain)
+        if counts and offered[0][0] == 1.0:
+            gain = max(gain, _OF_SURE)
         return _Choice(counts, gain) if gain > _WORTH else _NOTHING
 
     def _offers(

@@ -150,6 +150,17 @@ def test_tokens_that_must_come_are_guessed_without_a_match() -> None:
     assert one.choose([seq], 3) == {seq: forced(6)[4:]}
 
 
+def test_tokens_that_must_come_are_tried_though_rows_seem_to_take_all_time() -> None:
+    """A prompt was held up, and steps of one row each, which are all alike, do not say that it was."""
+    one, seq, _ = followed([60, 61, 62])
+    one.step_time.learn([1, 4, 10, 1, 0], 0.5, fills=False)
+    for _ in range(100):
+        one.step_time.learn([1, 1, 10, 1, 0], 0.007, fills=False)
+    assert one.step_time.step < 0.1 * one.step_time.row
+    one.enter(seq)
+    assert one.choose([seq], 64) == {seq: forced(5)}
+
+
 def test_behind_tokens_that_must_come_earlier_text_goes_on() -> None:
     line = forced(5)
     prompt = [70, *line, 71, 72, 73, 74, 75, 76]
