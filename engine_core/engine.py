@@ -312,7 +312,8 @@ class Engine:
         next one is planned at once.
         """
         in_flight, hooks, intake = self._in_flight, self._scheduler.hooks, self.intake
-        in_flight.receive()
+        if not self.asleep:
+            in_flight.receive()
         if intake.has_queues and intake.heed():
             intake.advance(wait=wait and self.idle)
         if intake.outputs:

@@ -149,3 +149,9 @@ def test_compiled_kernels_are_told_from_the_start_on(model: Path) -> None:
     engine.add(0, add(1, [1, 2]))
     run(engine)
     assert engine.stats().kernel_compilations == 4
+
+
+def test_messages_can_be_answered_while_it_sleeps(engine: Engine) -> None:
+    """Its executor, which it has stopped, would say that it is dead."""
+    engine.fall_asleep()
+    assert engine.step(wait=False) == {}

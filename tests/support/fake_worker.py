@@ -272,6 +272,7 @@ class FakeExecutor(NoCalls):
         self._marks: dict[int, set[int]] = {}
         self._due: deque[tuple[StepInput, DueStep]] = deque()
         self._bounds: deque[StepBounds] = deque()
+        self._stopped = False
         self._step_done: socket.socket | None = None
         self._timer_end: socket.socket | None = None
 
@@ -336,12 +337,14 @@ class FakeExecutor(NoCalls):
             poller.register(self._step_done, zmq.POLLIN)
 
     def stop(self) -> None:
+        self._stopped = True
         for end in (self._step_done, self._timer_end):
             if end is not None:
                 end.close()
 
     def check(self) -> None:
-        pass
+        if self._stopped:  # as that of ranks says
+            raise ExecutorDead("the workers have been stopped")
 
 
 if __name__ == "__main__":
