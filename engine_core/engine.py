@@ -334,8 +334,7 @@ class Engine:
                 self._bind()  # first of all: the forward of the next step may be over
             may_go_on = wait or self._plan(wait=wait)  # it runs while others read what came of the last one
         self._blocked = not may_go_on
-        outputs, self.outputs = self.outputs, {}
-        return outputs
+        return self.take_outputs()
 
     def _may_plan(self, *, wait: bool) -> bool:
         """Whether a step may be planned now; whoever will `wait` for one in flight cannot plan later."""
