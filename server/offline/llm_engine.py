@@ -48,11 +48,14 @@ class LLMEngine:
             ...
     """
 
-    def __init__(self, model: str | VllmConfig = "demo", **options: Any) -> None:
+    def __init__(
+        self, model: str | VllmConfig = "demo", *, display: ProgressDisplay | None = None, **options: Any
+    ) -> None:
+        """`display` shows how far the start is; by default, standard error does."""
         self.config = program_config(model, options)
         _check_alone(self.config)
         with without_looking_for_garbage():
-            engine = _start(self.config)
+            engine = _start(self.config, display or ProgressDisplay())
             _prepare(engine)
             self.local = LocalEngine(self.config, engine)
         self._transformers_tokenizer: Any = None
@@ -221,8 +224,8 @@ def _check_alone(config: ServerConfig) -> None:
         )
 
 
-def _start(config: ServerConfig) -> Engine:
-    display, asked = ProgressDisplay(), config.engine
+def _start(config: ServerConfig, display: ProgressDisplay) -> Engine:
+    asked = config.engine
     if asked.max_token_gap_ms is None:
         # Nobody waits for one answer of a list: long steps take the least time.
         asked = msgspec.structs.replace(asked, max_token_gap_ms=0.0)

@@ -33,7 +33,7 @@ from server.options.parse_server_options import client_key_of_environment
 from server.terminal.console import check_folder, parser_of
 from server.terminal.own_server import own_server
 from server.terminal.progress_bar import ProgressBar
-from server.terminal.server_client import ServerClient, Unreachable
+from server.terminal.server_client import ServerClient, Unreachable, add_server_flags
 
 _BUSY = (429, 503)
 _FOR_GOOD = ("engine_given_up", "api_given_up", "draining")
@@ -165,8 +165,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("-i", "--input-file", dest="input", required=True, metavar="FILE")
     parser.add_argument("-o", "--output-file", dest="output", required=True, metavar="FILE")
-    parser.add_argument("--url", metavar="URL", help="The server; unix:PATH, too.")
-    parser.add_argument("--api-key", metavar="KEY", help="The API key; safer in the variable FACET_API_KEY.")
+    add_server_flags(parser, model=False, default=None)
     parser.add_argument(
         "--max-concurrency",
         type=int,

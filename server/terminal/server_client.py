@@ -210,10 +210,12 @@ def not_an_address(url: str, example: str) -> str:
 # Flags of all commands that talk to a server; their names are those of `vllm chat`.
 
 
-def add_server_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
-    parser.add_argument(
-        "--url", default=DEFAULT_URL, metavar="URL", help=f"The server ({DEFAULT_URL}); unix:PATH, too."
-    )
+def add_server_flags(
+    parser: argparse.ArgumentParser, *, model: bool = True, default: str | None = DEFAULT_URL
+) -> None:
+    """Adds the flags. `default` is the server without --url; None if the command does without one then."""
+    about = f"The server{f' ({default})' if default else ''}; unix:PATH, too."
+    parser.add_argument("--url", default=default, metavar="URL", help=about)
     parser.add_argument(
         "--api-key",
         metavar="KEY",
