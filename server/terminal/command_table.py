@@ -6,6 +6,7 @@ USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
 
   facet serve [MODEL...]          serve models over HTTP; without a name, the built-in demo model
   facet run MODEL                 serve a model for one conversation in this terminal
+  facet embed MODEL [TEXT...]     print vectors of texts; with --url a server computes them
   facet pull MODEL                download a model
   facet list                      list the models that were downloaded, and those of a server that runs
   facet keys add|list|remove      edit the file of API keys
@@ -32,6 +33,7 @@ On this machine:
 
 TERMINAL = {
     "run": "server.terminal.chat",
+    "embed": "server.offline.embed_command",
     "pull": "server.terminal.hub_cache",
     "list": "server.terminal.hub_cache",
     "chat": "server.terminal.chat",

@@ -18,6 +18,7 @@ _SHELLS = ("bash", "zsh", "fish")
 _WORDS = {
     "serve": SHORT_NAMES,
     "run": SHORT_NAMES,
+    "embed": SHORT_NAMES,
     "pull": SHORT_NAMES,
     "bench": ("serve",),
     "launch": tuple(AGENTS),
@@ -53,7 +54,8 @@ def run(arguments: Sequence[str], command: str) -> int:
 
 def _words(name: str) -> list[str]:
     """What may follow a command: words, and the flags that its help names."""
-    flags = ["--config", "--help", *(option.flag for option in OPTIONS)] if name in ("serve", "run") else []
+    serves = name in ("serve", "run", "embed")
+    flags = ["--config", "--help", *(option.flag for option in OPTIONS)] if serves else []
     if name in TERMINAL:
         page = StringIO()
         with redirect_stdout(page), suppress(SystemExit):

@@ -25,6 +25,8 @@ def test_bash_completes_commands_words_and_flags(capsys: pytest.CaptureFixture[s
     assert completed(script, "facet", "run", "--max-mo") == ["--max-model-len"]
     assert completed(script, "facet", "run", "--system") == ["--system-prompt"]
     assert completed(script, "facet", "serve", "smol") == ["smollm2"]
+    assert completed(script, "facet", "embed", "mini") == ["minilm"]
+    assert completed(script, "facet", "embed", "--prompt-n") == ["--prompt-name"]
     assert completed(script, "facet", "keys", "") == ["add", "list", "remove", "--api-key-file", "--help"]
     assert completed(script, "facet", "chat", "a-file") == []
 
