@@ -65,8 +65,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     about = "Texts, one in each line; - is standard input, the default in a pipe. Empty lines are refused."
     parser.add_argument("-i", "--input-file", dest="input", metavar="FILE", help=about)
     about = "Texts of the input end with NUL characters, so that they may have several lines."
-    parser.add_argument("-0", "--null", action="store_true", help=about)
-    parser._has_negative_number_optionals.clear()  # pyright: ignore[reportPrivateUsage]  # -1 is a value
+    parser.add_argument("-z", "--null", action="store_true", help=about)
     about = "The output; with .npy at its end it is a float32 array of NumPy, [texts, dimensions]."
     parser.add_argument("-o", "--output-file", dest="output", metavar="FILE", help=about)
     about = "Numbers to keep of each vector (Matryoshka)."

@@ -65,7 +65,7 @@ def read_lines(written: str) -> list[list[float]]:
         (["-1", "--truncate-prompt-tokens", "-1"], b"", [2]),
         ([], b"a\nbb\r\nccc", [1, 2, 3]),
         (["-i", "-"], b" a \n", [3]),
-        (["-0"], b"a\nb\0cc\0", [3, 2]),
+        (["-z"], b"a\nb\0cc\0", [3, 2]),
         (["--null"], b"a\0b\n", [1, 2]),
     ],
 )
@@ -142,7 +142,7 @@ def test_vectors_before_a_text_that_is_refused_are_written(
     ("words", "content", "said"),
     [
         ([], b"a\n\nb", "standard input, line 2 is empty"),
-        (["-0"], b"a\0\n\0", "standard input, text 2 is empty"),
+        (["-z"], b"a\0\n\0", "standard input, text 2 is empty"),
         ([""], b"", "text 1 is empty"),
         ([], b"", "standard input is empty: give texts"),
         ([], b"a\n\xff\n", "standard input, line 2 is not text in UTF-8"),
