@@ -52,6 +52,16 @@ _DRAFTERS: tuple[type[DraftHead], ...] = (Eagle, Eagle3, NextToken)
 _HEADS = {each.method: each for each in _DRAFTERS}
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierLoad:
+    """What an earlier load of the same files has done for this one."""
+
+    is_checked: bool = False
+    """Whether it has found that the files fit the config and that all numbers are finite."""
+    has_codes: bool = False
+    """Whether the matrices that it packed are there, so that codes of quantized ones need not be read."""
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """Everything that decides which model is loaded, and how."""
@@ -78,8 +88,8 @@ class LoadOptions:
     """The model for which a drafter guesses that reads its hidden states; None: it is none."""
     method: str = ""
     """The way in which it guesses."""
-    is_checked: bool = False
-    """Whether an earlier load has found that the files fit the config and that all numbers are finite."""
+    earlier: EarlierLoad = field(default_factory=EarlierLoad)
+    """What need not be done again."""
     report: Callable[[float], None] = no_report
     """This is called with fractions up to 1 while weights are read."""
 
@@ -118,7 +128,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
             f"{options.folder}: a checkpoint of {quantization.method} needs model code of our own, and "
             f"{setup.config.architecture} has none here: use the model's unquantized checkpoint"
         )
-    if source.tensors and _trusts_config(model_class) and not options.is_checked:
+    if source.tensors and _trusts_config(model_class) and not options.earlier.is_checked:
         _compare_headers(_build(model_class, setup), setup, source, options.dtype, quantization)
     model = _build(model_class, setup)
     if looks_ahead(setup.config) and getattr(model, "causal", True):
@@ -133,7 +143,8 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
         quantization=quantization,
         report=options.report,
         upload=upload,
-        is_checked=options.is_checked,
+        is_checked=options.earlier.is_checked,
+        reads_codes=not options.earlier.has_codes,
     )
     weights = Weights(reading)
     unused = _ignore_unused(weights, model, setup.config, quantization)
@@ -144,6 +155,8 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
             logger.warning("%s", warning)
     load(model, weights)
     reading.finish()
+    if options.earlier.has_codes:
+        _check_memory(model)
     if setup.parallel.rank == setup.parallel.stage == 0 and (line := describe_experts(model)):
         logger.info("%s", line)
     return model
@@ -173,6 +186,12 @@ def open_base(options: LoadOptions) -> Weights:
     return Weights(
         Reading(_open(options), device=torch.device("cpu"), dtype=torch.float32, quantization=quantization)
     )
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Refuse a model in which numbers are made of codes that nobody has read."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError("a quantized matrix is not packed")
 
 
 def _ignore_unused(

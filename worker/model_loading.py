@@ -119,8 +119,8 @@ def load_weights(options: LoadOptions, device: Device, report: Report) -> Served
         pages.follow(fraction)
 
     while True:
-        with suppress(Misfit), device.uploading() as upload, device.keeping(options) as is_checked:
-            return load_model(replace(options, report=loaded, is_checked=is_checked), upload)
+        with suppress(Misfit), device.uploading() as upload, device.keeping(options) as earlier:
+            return load_model(replace(options, report=loaded, earlier=earlier), upload)
 
 
 def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:

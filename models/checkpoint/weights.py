@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, islice, takewhile
 from math import prod
@@ -56,14 +57,18 @@ class Reading:
         report: Callable[[float], None] = no_report,
         upload: Upload | None = None,
         is_checked: bool = False,
+        reads_codes: bool = True,
     ) -> None:
         """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors.
 
         `upload`: what brings tensors of files to a device that has memory of its own.
         `is_checked`: whether all numbers are known to be finite, so that what nobody reads stays unread.
+        `reads_codes`: whether codes of quantized matrices are read. Else they are tensors without memory, for
+        matrices that an earlier load has packed hold them.
         """
         self.quantization = quantization
         self.headers_only = headers_only
+        self._reads_codes = reads_codes
         self.device = device
         self.dtype = dtype
         self.bytes_read = 0
@@ -104,8 +109,13 @@ class Reading:
         cut: Cut | None,
         dtype: torch.dtype | None,
         kinds: Sequence[str] = FLOATS,
+        *,
+        are_codes: bool = False,
     ) -> Tensor:
-        """Read a tensor of one of the number types `kinds`. `dtype`: None leaves it as it was stored."""
+        """Read a tensor of one of the number types `kinds`. `dtype`: None leaves it as it was stored.
+
+        `are_codes`: whether it may have no memory.
+        """
         stored = self._source.find(name, shape, kinds)
         if dtype is None:
             as_stored = stored.dtype if stored and stored.dtype in kinds else kinds[0]
@@ -118,14 +128,26 @@ class Reading:
             return self._misfit(f"{shown(name)} in {stored.file} {problem}", shape, cut, dtype)
         if self.headers_only:
             return self._zeros(shape, cut, dtype)
-        read = stored.read(cut)
-        self.bytes_read += read.nbytes
         before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
         added, total = self._passed - before, max(self._total, self._passed, 1)
+        if are_codes and not self._reads_codes:
+            self._report(self._passed / total)
+            return self._zeros(shape, cut, dtype, torch.device("meta"))
+        read = stored.read(cut)
+        self.bytes_read += read.nbytes
         tensor = self._bring(read, dtype, lambda done: self._report((before + done * added) / total))
         if self.is_real and self._finite is not None:
             self._finite.add(f"{stored.file}: {shown(name)}", tensor, partial(stored.read, cut))
         return tensor
+
+    @contextmanager
+    def with_codes(self) -> Iterator[None]:
+        """Have codes be read within the context, of a matrix that is not packed."""
+        before, self._reads_codes = self._reads_codes, True
+        try:
+            yield
+        finally:
+            self._reads_codes = before
 
     def origin(self, name: str) -> str:
         return f"{self._source.tensors[name].file}: {shown(name)}"
@@ -163,9 +185,11 @@ class Reading:
             raise self._unfit(self._problems)
         return self._zeros(shape, cut, dtype)
 
-    def _zeros(self, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
+    def _zeros(
+        self, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
         size = list(shape) if cut is None else cut.shape_of(shape)
-        return torch.zeros((), device=self.device, dtype=dtype).expand(size)
+        return torch.zeros((), device=device or self.device, dtype=dtype).expand(size)
 
     def _unfit(self, problems: list[str]) -> WeightsError:
         for problem in problems:
@@ -284,6 +308,10 @@ class Weights:
     def stored(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
         """Read the tensor `name` as it was stored, in one of the number types `kinds`."""
         return self.reading.take(self.join(name), tuple(shape), cut, None, kinds)
+
+    def codes(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
+        """Read codes as they were stored, or, if packed matrices hold them, a tensor without memory."""
+        return self.reading.take(self.join(name), tuple(shape), cut, None, kinds, are_codes=True)
 
     def origin(self, name: str) -> str:
         return self.reading.origin(self.join(name))

@@ -106,6 +106,8 @@ class Grouped:
         """
         columns = self.codes.shape[1]
         width = columns // sections
+        if (size, run, first) == (self.group, self.run_columns, 0) and width % (run or size) == 0:
+            return self
         sides = torch.arange(sections, device=self.scales.device).unsqueeze(1) * width + first
 
         def index(step: int, old: int) -> Tensor:
@@ -228,14 +230,18 @@ def sorted_by_group(matrix: Grouped, group_of: Tensor) -> Grouped:
     matrix = matrix.in_one_level()
     order = group_of.argsort(stable=True)
     counts = torch.bincount(group_of, minlength=matrix.scales.shape[1])
+    has_memory = not matrix.codes.is_meta
     if (counts[:-1] == matrix.group).all() and counts[-1] <= matrix.group:
-        return replace(matrix, codes=matrix.codes[:, order], order=order.int())
+        return replace(
+            matrix, codes=matrix.codes[:, order] if has_memory else matrix.codes, order=order.int()
+        )
     filled = -(-counts // _PADDED) * _PADDED
     shift = (filled - counts).cumsum(0) - (filled - counts)  # columns of no input ahead of each group
     places = places + shift[group_of[order]]
     total = int(filled.sum())
     codes = matrix.codes.new_zeros(len(matrix), total)
-    codes[:, places] = matrix.codes[:, order]
+    if has_memory:
+        codes[:, places] = matrix.codes[:, order]
     padded = torch.full((total,), -1, dtype=torch.int32, device=order.device)
     padded[places] = order.int()
     starts = torch.arange(len(counts), device=order.device).repeat_interleave(filled // _PADDED)

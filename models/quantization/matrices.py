@@ -76,7 +76,8 @@ def read_plain_matrix(
     """Read a matrix as plain numbers of this type, whatever its form."""
     if _coding_of(weights) is None:
         return weights.take("weight", shape, cut, dtype)
-    matrix = read_matrix(weights, shape, cut)
+    with weights.reading.with_codes():
+        matrix = read_matrix(weights, shape, cut)
     return matrix.widened(dtype) if isinstance(matrix, Grouped) else matrix.to(dtype)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
-from models.loader import LoadOptions
+from models.loader import EarlierLoad, LoadOptions
 from models.parallel.parallel import Parallel
 from worker.cache_tiers.host_copies import HostCopies
 from worker.capacity import CacheBudget
@@ -94,10 +94,10 @@ class Device(Protocol):
         """The bytes of weights that are pages of files, and that the system counts as available memory."""
         ...
 
-    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
-        """What uses weights that an earlier load has packed -> whether they were checked then.
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[EarlierLoad]:
+        """What uses weights that an earlier load has packed -> what need not be done again.
 
-        Raises Misfit, once, if they do not fit the model: load it again.
+        Raises Misfit if they do not fit the model: load it again.
         """
         ...
 

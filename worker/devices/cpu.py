@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.layers.attention import CachedAttention
-from models.loader import LoadOptions
+from models.loader import EarlierLoad, LoadOptions
 from models.parallel.parallel import Parallel
 from worker.cache_tiers.host_copies import AtOnce, HostCopies, make_copies
 from worker.capacity import GIB, CacheBudget
@@ -97,8 +97,8 @@ class Cpu:
         """Give nothing: weights are used where they lie in their files, or are packed from there."""
         return nullcontext()
 
-    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
-        return nullcontext(False) if self._packed is None else self._packed.loading(options)
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[EarlierLoad]:
+        return nullcontext(EarlierLoad()) if self._packed is None else self._packed.loading(options)
 
     def begin(self) -> None:
         """Keep packed weights for the next start."""

@@ -22,7 +22,7 @@ from models import ops
 from models.checkpoint.files import Upload
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
-from models.loader import LoadOptions
+from models.loader import EarlierLoad, LoadOptions
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
@@ -184,9 +184,9 @@ class Cuda:
     def uploading(self) -> AbstractContextManager[Upload]:
         return pinned_upload(self.target)
 
-    def keeping(self, options: LoadOptions) -> AbstractContextManager[bool]:
+    def keeping(self, options: LoadOptions) -> AbstractContextManager[EarlierLoad]:
         """Keep nothing: weights are not packed for a card."""
-        return nullcontext(False)
+        return nullcontext(EarlierLoad())
 
     def begin(self) -> None: ...
 

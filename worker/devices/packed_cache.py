@@ -24,7 +24,7 @@ from torch import Tensor
 
 import models
 from models.fingerprint import digest_weights
-from models.loader import LoadOptions
+from models.loader import EarlierLoad, LoadOptions
 from models.plugins import registrations
 from worker.cache_tiers.block_files import open_regular, read_front, with_front
 from worker.cache_tiers.block_folder import BlockFolder
@@ -114,27 +114,34 @@ class PackedCache:
         self._budget, self._of_device, self._parent = int(gib * GIB), of_device, parent
         self._unsaved: list[tuple[BlockFolder, PackedMatrices]] = []
         self._misfits = False
+        self._spares_codes = True
 
     @contextmanager
-    def loading(self, options: LoadOptions) -> Iterator[bool]:
-        """Have a load within the context use what is kept of it -> whether its weights were checked before.
+    def loading(self, options: LoadOptions) -> Iterator[EarlierLoad]:
+        """Have a load within the context use what is kept of it -> what it need not do.
 
-        Raises Misfit once if that is not what the model packs: load it again.
+        Raises Misfit if that is not what the model packs, or if it needs codes that were not read: load it
+        again.
         """
         folder = None if self._misfits else self._open_folder(options)
         if folder is None:
-            yield False
+            yield EarlierLoad()
             return
         packed = find_packed(folder)
         before = packing.kept.set(packed)
         try:
-            yield packed.is_found
+            yield EarlierLoad(packed.is_found, packed.is_found and self._spares_codes)
             packed.check_whole()
-        except Misfit as reason:
-            logger.warning("packed weights in %s are not used: %s", folder.root, reason)
-            self._misfits = True
-            with suppress(OSError):
-                folder.remove_own()
+        except Exception as reason:
+            if packed.is_found and self._spares_codes:
+                logger.debug("codes are read, as they are wanted", exc_info=True)
+                self._spares_codes = False
+                raise Misfit("codes are wanted") from reason
+            if isinstance(reason, Misfit):
+                logger.warning("packed weights in %s are not used: %s", folder.root, reason)
+                self._misfits = True
+                with suppress(OSError):
+                    folder.remove_own()
             raise
         finally:
             packing.kept.reset(before)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix, from_column
-from models.quantization.readers.group_slices import covering, grouped, refuse
+from models.quantization.readers.group_slices import covering, grouped, refuse, unread_codes
 from models.weight_coding import FP4, LEVELS, NF4, Coding
 from models.weight_slices import Cut
 
@@ -47,7 +47,7 @@ def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut |
     total, by_rows = shape[0] * shape[1], cut is not None and cut.dim == 0
     start, stop = (cut.start * shape[1], cut.stop * shape[1]) if cut and by_rows else (0, total)
     pieces, places = covering(Cut(0, start, stop) if by_rows else None, 2, total)
-    packed = scope.stored(MAIN, [-(-total // 2), 1], ("uint8",), pieces)
+    packed = scope.codes(MAIN, [-(-total // 2), 1], ("uint8",), pieces)
     parts = {
         name: scope.stored(f"{MAIN}.{name}", found, kinds)
         for name, kinds in _PARTS.items()
@@ -56,7 +56,10 @@ def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut |
     if scope.headers_only:
         return None
     state = _read_state(scope, parts, shape)
-    codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=-1).flatten()[places]
+    pairs = unread_codes(packed, 2)
+    if not packed.is_meta:
+        pairs = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=-1)
+    codes = pairs.flatten()[places]
     first = start // state.blocksize
     scales = _scales(parts, state)[first : -(-stop // state.blocksize)]
     table = parts["quant_map"].float()
@@ -115,10 +118,11 @@ def _scales(parts: dict[str, Tensor], state: _State) -> Tensor:
 
 def read_int8(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
-    codes = scope.stored(MAIN, shape, ("int8",), cut)
+    codes = scope.codes(MAIN, shape, ("int8",), cut)
     scales = scope.stored("SCB", shape[:1], _FLOATS, cut if cut and cut.dim == 0 else None)
     scope.ignore("weight_format")
     if scope.headers_only:
         return None
-    unsigned = (codes.short() + 128).to(torch.uint8)
+    is_read = not codes.is_meta
+    unsigned = (codes.short() + 128).to(torch.uint8) if is_read else unread_codes(codes, shape[1])
     return grouped(scope, coding, unsigned, scales.float().unsqueeze(1) / 127)

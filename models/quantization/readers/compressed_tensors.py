@@ -8,7 +8,15 @@ from torch import Tensor
 from models import ops
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, from_column, sorted_by_group
-from models.quantization.readers.group_slices import SCALES, WORD_BITS, covering, grouped, groups_of, refuse
+from models.quantization.readers.group_slices import (
+    SCALES,
+    WORD_BITS,
+    covering,
+    grouped,
+    groups_of,
+    refuse,
+    unread_codes,
+)
 from models.weight_coding import Coding
 from models.weight_slices import Cut
 
@@ -38,14 +46,14 @@ def _codes(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | No
     """Read the codes [N, K] uint8."""
     outputs, inputs = shape
     if coding.format == "int-quantized":
-        return _unsigned(coding, scope.stored(PLAIN, shape, ("int8",), cut))
+        return _unsigned(coding, scope.codes(PLAIN, shape, ("int8",), cut))
     each = WORD_BITS // coding.bits
     stored = scope.stored("weight_shape", [2], ("int64", "int32"))
     if not scope.headers_only and scope.is_real and stored.tolist() != [outputs, inputs]:
         raise refuse(scope, "weight_shape", f"is {stored.tolist()}, not {[outputs, inputs]}")
     words, columns = covering(cut if cut and cut.dim == 1 else None, each, inputs, dim=1)
     rows = cut if cut and cut.dim == 0 else None
-    packed = scope.stored(PACKED, [outputs, -(-inputs // each)], ("int32",), words or rows)
+    packed = scope.codes(PACKED, [outputs, -(-inputs // each)], ("int32",), words or rows)
     return ops.split_words(packed, coding.bits)[:, columns]
 
 
@@ -78,6 +86,8 @@ def _of_groups(
 
 
 def _unsigned(coding: Coding, values: Tensor) -> Tensor:
+    if values.is_meta:
+        return unread_codes(values, values.shape[1])
     return (values.short() + (1 << (coding.bits - 1))).to(torch.uint8)
 
 

@@ -15,7 +15,14 @@ from torch import Tensor
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix, from_column
 from models.quantization.methods.fp8_mxfp4 import MXFP4, fp8_coding
-from models.quantization.readers.group_slices import SCALES, covering, grouped, read_one_scale, refuse
+from models.quantization.readers.group_slices import (
+    SCALES,
+    covering,
+    grouped,
+    read_one_scale,
+    refuse,
+    unread_codes,
+)
 from models.weight_coding import Coding
 from models.weight_slices import Cut
 
@@ -40,7 +47,7 @@ def read_fp8(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | 
     input_scale = None
     if coding.static_inputs:
         input_scale = read_one_scale(scope, _OF_INPUTS) if scope.is_real else 1.0
-    stored = scope.stored(FP8, shape, FP8_KINDS, cut)
+    stored = scope.codes(FP8, shape, FP8_KINDS, cut)
     if scope.headers_only:
         return None
     matrix = _fp8_matrix(scope, coding, FP8, stored, scales)
@@ -63,7 +70,7 @@ def read_member(scope: Weights, name: str, members: int, shape: tuple[int, int],
 
 def _read_fp8_member(scope: Weights, name: str, members: int, shape: tuple[int, int], cut: Cut) -> Matrix:
     """A stack in fp8 is saved as bytes [members, outputs, inputs], with a scale for each [members, 1, 1]."""
-    stored = scope.stored(name, [members, *shape], FP8_KINDS, cut)
+    stored = scope.codes(name, [members, *shape], FP8_KINDS, cut)
     one_of_all = Cut(0, 0, 1, cut.member)
     scales = scope.stored(f"{name}{FP8_STACK_SCALES}", [members, 1, 1], SCALES, one_of_all)
     if scope.headers_only:
@@ -80,7 +87,7 @@ def _zeros(scope: Weights, like: Tensor, members: int, shape: tuple[int, int], c
 def _fp8_matrix(scope: Weights, coding: Coding, name: str, stored: Tensor, scales: Tensor) -> Grouped:
     """Make the form of bytes, which were read from the tensor `name`, and of their scales [N, G]."""
     codes = stored.view(torch.uint8)
-    if scope.is_real and ((codes & _NAN) == _NAN).any():
+    if scope.is_real and not codes.is_meta and ((codes & _NAN) == _NAN).any():
         raise refuse(scope, name, "has numbers that are NaN")
     return grouped(scope, coding, codes, scales)
 
@@ -111,7 +118,7 @@ def read_mxfp4(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut 
     rows = cut if by_columns is None else None
     pairs, columns = covering(by_columns, 2, inputs, dim=1)
     groups, _ = covering(by_columns, coding.group, inputs, dim=1)
-    packed = scope.stored(PACKED, [outputs, -(-inputs // 2)], PACKED_KINDS, pairs or rows)
+    packed = scope.codes(PACKED, [outputs, -(-inputs // 2)], PACKED_KINDS, pairs or rows)
     size = [outputs, -(-inputs // coding.group)]
     scales = scope.stored("weight_scale", size, PACKED_KINDS, groups or rows)
     scope.ignore("input_global_scale")
@@ -133,7 +140,7 @@ def read_nvfp4(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut 
     groups, _ = covering(by_columns, coding.group, inputs, dim=1)
     divides = coding.format != "nvfp4"
     main, of_matrix = (PACKED, "weight_global_scale") if divides else (FP8, "weight_scale_2")
-    packed = scope.stored(main, [outputs, -(-inputs // 2)], PACKED_KINDS, pairs or rows)
+    packed = scope.codes(main, [outputs, -(-inputs // 2)], PACKED_KINDS, pairs or rows)
     size = [outputs, -(-inputs // coding.group)]
     scales = scope.stored("weight_scale", size, FP8_KINDS, groups or rows)
     whole = read_one_scale(scope, [of_matrix]) if scope.is_real else 1.0
@@ -150,6 +157,8 @@ def read_nvfp4(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut 
 
 def _pairs(packed: Tensor, columns: slice) -> Tensor:
     """These columns of the codes [N, 2 C] that lie in bytes [N, C]."""
+    if packed.is_meta:
+        return unread_codes(packed, 2 * packed.shape[1])[:, columns]
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, columns]
 
 
@@ -162,7 +171,7 @@ def _read_mxfp4_member(scope: Weights, name: str, members: int, shape: tuple[int
         blocks_cut = Cut(1, first, -(-cut.stop // size), cut.member)
         columns = slice(cut.start - first * size, cut.stop - first * size)
     all_groups = [members, shape[0], groups]
-    blocks = scope.stored(f"{name}{BLOCKS}", [*all_groups, size // 2], PACKED_KINDS, blocks_cut)
+    blocks = scope.codes(f"{name}{BLOCKS}", [*all_groups, size // 2], PACKED_KINDS, blocks_cut)
     scales = scope.stored(f"{name}{BLOCK_SCALES}", all_groups, PACKED_KINDS, blocks_cut)
     if scope.headers_only:
         return _zeros(scope, scales, members, shape, cut)

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Factors, Grouped, from_column, stacked
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES
-from models.quantization.readers.group_slices import covering, refuse
+from models.quantization.readers.group_slices import covering, refuse, unread_codes
 from models.weight_coding import Coding
 from models.weight_slices import Cut
 
@@ -63,6 +63,9 @@ def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None
     blocks = _read_blocks(scope, coding.format, shape, blocks_cut or cut)
     if blocks is None:
         return None
+    if blocks.is_meta:
+        matrix = _unread(layout, blocks, coding, columns, scope.dtype)
+        return from_column(matrix, columns_cut.start if columns_cut else 0)
     rows = max(1, _BYTES // max(1, blocks[:1].numel()))  # in the caches this takes half the time, or less
     pieces = [_grouped(layout.unpack(some), coding, columns, scope.dtype) for some in blocks.split(rows)]
     matrix = cast("Grouped", stacked(pieces))
@@ -75,6 +78,16 @@ def widened_blocks(blocks: Tensor, name: str) -> Tensor:
     """Rows of blocks [N, bytes] in GGML's coding `name` -> their numbers [N, numbers] in float32."""
     numbers = _LAYOUTS[name].unpack(blocks.unflatten(1, (-1, _SIZES[name].nbytes)))
     return _grouped(numbers, CODINGS[name], slice(None), torch.float32).widened()
+
+
+def _unread(layout: _Layout, blocks: Tensor, coding: Coding, columns: slice, dtype: torch.dtype) -> Grouped:
+    """Make the form of blocks without memory: codes have none, and all rows share one of other numbers."""
+    row = _grouped(
+        layout.unpack(torch.zeros(1, *blocks.shape[1:], dtype=torch.uint8)), coding, columns, dtype
+    )
+    codes, *others = row.tensors()
+    shared = (numbers.expand(len(blocks), -1) for numbers in others)
+    return row.of([unread_codes(blocks, codes.shape[1]), *shared])
 
 
 def _are_finite(scales: Tensor) -> bool:
@@ -118,7 +131,9 @@ def _read_blocks(scope: Weights, name: str, shape: tuple[int, int], cut: Cut | N
         return made
     if cut is not None and cut.dim == 1:
         cut = Cut(1, cut.start * size.numbers, cut.stop * size.numbers)
-    stored = scope.stored(MAIN, shape, (name,), cut)
+    stored = scope.codes(MAIN, shape, (name,), cut)
+    if stored.is_meta:
+        return stored.new_empty(len(stored), stored.shape[1] // size.numbers, size.nbytes)
     return None if scope.headers_only else stored.unflatten(1, (-1, size.nbytes))
 
 

@@ -37,10 +37,10 @@ def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None
     count, words = -(-inputs // group), -(-outputs // each)
     if is_awq:
         pieces, columns = covering(columns_cut, 1, inputs, dim=0)
-        packed = scope.stored(MAIN, [inputs, words], _WORDS, pieces or of_words)
+        packed = scope.codes(MAIN, [inputs, words], _WORDS, pieces or of_words)
     else:
         pieces, columns = covering(columns_cut, each, inputs, dim=0)
-        packed = scope.stored(MAIN, [-(-inputs // each), outputs], _WORDS, pieces or of_rows)
+        packed = scope.codes(MAIN, [-(-inputs // each), outputs], _WORDS, pieces or of_rows)
     zeros = scope.stored("qzeros", [count, words], _WORDS, groups or of_words)
     scales = scope.stored("scales", [count, outputs], SCALES, groups or of_rows)
     if not is_awq:

@@ -30,6 +30,11 @@ def covering(cut: Cut | None, unit: int, size: int, dim: int = 0) -> tuple[Cut |
     return Cut(dim, first, -(-cut.stop // unit)), slice(cut.start - first * unit, cut.stop - first * unit)
 
 
+def unread_codes(stored: Tensor, columns: int) -> Tensor:
+    """The codes [N, columns] of stored ones that have no memory: operations on those would take longer."""
+    return stored.new_empty(len(stored), columns, dtype=torch.uint8)
+
+
 def grouped(
     scope: Weights, coding: Coding, codes: Tensor, scales: Tensor, offsets: Tensor | None = None
 ) -> Grouped:

@@ -6,17 +6,27 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import gguf_pairs
 import pytest
 import torch
+from drive import Driver, run_in_chunks
+from packed import Recipe, write_pair
+from packed_floats import write_floats
 from tiny import tiny_checkpoint
+from torch import Tensor
 
 from models import ops
+from models.checkpoint.weights import Reading
 from models.config import read_config
-from models.loader import LoadOptions
+from models.gguf.folder import make_folder
+from models.loader import EarlierLoad, LoadOptions
 from models.parallel.parallel import Parallel
 from worker.cache_tiers import block_folder
 from worker.cache_tiers.block_folder import BlockFolder
@@ -27,6 +37,8 @@ from worker.kernels.cpu.packing import Packed
 from worker.model_loading import load_weights
 
 FORMS = [b"first", b"second"]
+PROMPT = list(range(5, 28))
+Q4_K_M = gguf_pairs.Recipe("Q4_K", {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output.": "Q6_K"})
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +77,87 @@ def test_mapped_weights_are_the_packed_ones(
     checkpoint: Path, tmp_path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path)
-    found: list[list[bytes]] = []
+    first, second = load_twice(checkpoint, quantization)
+    assert first[0] == second[0] and len(first[0]) > 4 and len(files(tmp_path)) == 1
+
+
+def load_twice(checkpoint: Path, quantization: str | None = None) -> list[tuple[list[bytes], Tensor, bool]]:
+    """Load a model, keep its weights, load it again -> its matrices, logits, and whether codes were read."""
+    found: list[tuple[list[bytes], Tensor, bool]] = []
     for mapped in (False, True):
         device = Cpu(1, quantization=quantization, packed_gib=1.0)
         ops.use(device.kernels)
-        model = load_weights(options_of(checkpoint), device, lambda *_: None)
+        with noted_reads() as read:
+            model = load_weights(options_of(checkpoint), device, lambda *_: None)
         assert bool(device.mapped_bytes) is mapped
         writer = device._packed.save() if device._packed else None  # pyright: ignore[reportPrivateUsage]
         if writer:
             writer.join(30)
         packed = [each for each in model.parameters() if isinstance(each, Packed)]
-        found.append([each.detach().numpy().tobytes() for each in packed])
-    assert found[0] == found[1] and len(found[0]) > 4 and len(files(tmp_path)) == 1
+        bits = [each.detach().numpy().tobytes() for each in packed]
+        found.append((bits, run_in_chunks(Driver([model]), 0, PROMPT, 7), any(read)))
+    return found
+
+
+@contextmanager
+def noted_reads() -> Iterator[list[bool]]:
+    """Note of each tensor that is taken whether it has codes that were read."""
+    read, take = list[bool](), Reading.take
+
+    def noting(reading: Reading, *given: Any, **named: Any) -> Tensor:
+        tensor = take(reading, *given, **named)
+        read.append(named.get("are_codes", False) and not tensor.is_meta)
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Reading, "take", noting)
+        yield read
+
+
+def write_gguf_file(folder: Path) -> Path:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    pair = gguf_pairs.write_pair(folder, "LlamaForCausalLM", Q4_K_M, num_hidden_layers=2, **shape)
+    return make_folder(pair.file, pair.file.parent)
+
+
+def write_fp8(folder: Path) -> Path:
+    return write_floats(tiny_checkpoint("LlamaForCausalLM", folder / "llama"), folder, "blocks")[0]
+
+
+def write_packed_checkpoint(recipe: Recipe, folder: Path) -> Path:
+    return write_pair(folder, recipe, vocab_size=304, hidden_size=128, intermediate_size=192).packed
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_gguf_file,
+        write_fp8,
+        partial(write_packed_checkpoint, Recipe(method="gptq", group=32, version=2, act_order=True)),
+        partial(write_packed_checkpoint, Recipe(method="awq", group=32, symmetric=False, version=2)),
+        partial(write_packed_checkpoint, Recipe(method="pack-quantized", group=32)),
+        partial(write_packed_checkpoint, Recipe(method="int-quantized", bits=8)),
+    ],
+)
+def test_codes_are_not_read_where_packed_matrices_hold_them(
+    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path / "cache")
+    first, second = load_twice(write(tmp_path))
+    assert first[2] and not second[2]
+    assert first[0] == second[0] and len(first[0]) > 4
+    assert torch.equal(first[1], second[1])
+
+
+def test_codes_are_read_where_others_are_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path / "cache")
+    first, second = load_twice(
+        write_packed_checkpoint(Recipe(method="int-quantized", bits=8), tmp_path), "int4"
+    )
+    assert first[2] and second[2]
+    assert first[0] == second[0] and torch.equal(first[1], second[1])
 
 
 def test_another_model_a_share_or_kernels_are_others(checkpoint: Path, tmp_path: Path) -> None:
@@ -192,9 +273,9 @@ def test_a_folder_that_cannot_be_made_is_no_error(
     (tmp_path / "file").touch()
     with (
         caplog.at_level(logging.INFO),
-        PackedCache(1.0, (), tmp_path / "file").loading(options_of(checkpoint)) as is_checked,
+        PackedCache(1.0, (), tmp_path / "file").loading(options_of(checkpoint)) as earlier,
     ):
-        assert not is_checked
+        assert not earlier.is_checked
     assert "packed weights are not kept" in caplog.text
 
 
@@ -202,11 +283,12 @@ def test_a_file_of_other_matrices_is_given_up(checkpoint: Path, tmp_path: Path) 
     cache, options = PackedCache(1.0, (), tmp_path), options_of(checkpoint)
     folder = cache._open_folder(options)  # pyright: ignore[reportPrivateUsage]
     assert folder is not None and write_packed(folder, matrices())
-    with pytest.raises(packed_cache.Misfit, match="fewer"), cache.loading(options) as is_checked:
-        assert is_checked
+    for spared in (True, False):
+        with pytest.raises(packed_cache.Misfit), cache.loading(options) as earlier:
+            assert earlier == EarlierLoad(is_checked=True, has_codes=spared)
     assert not files(tmp_path)
-    with cache.loading(options) as is_checked:
-        assert not is_checked
+    with cache.loading(options) as earlier:
+        assert earlier == EarlierLoad()
 
 
 def test_matrices_come_in_their_order_or_not_at_all(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def word_splitter(library: Library) -> Callable[..., Tensor]:
     split = library.function("split_words")
 
     def split_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
+        if words.is_meta:
+            return words.new_empty(len(words), words.shape[1] * 32 // bits, dtype=torch.uint8)
         known = bits == 4 or (bits == 8 and order is None)
         if not known or words.dtype != torch.int32 or words.device.type != "cpu":
             return reference.split_words(words, bits, order)
@@ -171,7 +173,8 @@ class Packer:
         else:
             parts = tuple(with_input_bits(part, self._input_bits) for part in parts)
         plans = None
-        if all(part.dtype in KINDS and part.device.type == "cpu" for part in parts):
+        places = ("cpu", "meta") if kept.get() is not None else ("cpu",)
+        if all(part.dtype in KINDS and part.device.type in places for part in parts):
             scheme = None if plain else HEAD if wide and self._scheme is not None else self._scheme
             plans = self._plans(parts, gated, scheme, sections)
         if plans is None:
