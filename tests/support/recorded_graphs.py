@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from recorded_nccl import EXCHANGES
@@ -91,7 +92,7 @@ class RecordedGraphs:
     def __init__(self) -> None:
         self.captured: list[list[_Op | KernelLaunch]] = []
         self.replayed: list[int] = []
-        self._launched: dict[Callable[[], None], int] = {}
+        self._launched: WeakKeyDictionary[Callable[[], None], int] = WeakKeyDictionary()
         self._pool: list[torch.UntypedStorage] = []
         """The memory of all graphs of this capture."""
 

@@ -298,6 +298,20 @@ def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
     return [*routes, *computed, shared]
 
 
+@dataclass(frozen=True)
+class _Quantized(Case):
+    """A product with a quantized matrix, whose inputs may be rounded."""
+
+    def agrees(
+        self, table: Mapping[str, Callable[..., Any]], specified: Mapping[str, Callable[..., Any]]
+    ) -> bool:
+        matrix: Grouped = self.arguments[1]
+        # Inputs below 4.5 are rounded to 16 bits, by 4.5 / 65,278 at most; a fifth of that counts here.
+        rounding = 1.4e-5 * float(matrix.widened(torch.float32).abs().sum(1).max())
+        tolerance = max(self.tolerance, rounding)
+        return Case.agrees(replace(self, tolerance=tolerance), table, specified)
+
+
 def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
     """Products with matrices that a checkpoint holds quantized, in each form."""
     forms = (
@@ -315,12 +329,8 @@ def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
         (7, 1, replace(_grouped(made, dtype, 4, False), kind=E2M1, scales=_powers(made))),
     )
     return [
-        Case(
-            "linear",
-            (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix),
-            sections=sections,
-            # Inputs below 4.5 are rounded to 16 bits, by 4.5 / 65,278 at most; a fifth of that counts here.
-            tolerance=1.4e-5 * float(matrix.widened(torch.float32).abs().sum(1).max()),
+        _Quantized(
+            "linear", (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix), sections=sections
         )
         for rows, sections, matrix in forms
     ]

@@ -253,7 +253,7 @@ def in_words(places: list[tuple[int, int, int]]) -> Tensor:
 
 def pooled(table: Table, x: Tensor, mode: Mode = "MEAN") -> Tensor:
     """The rows of a text without the first of them, which is followed by another text."""
-    more = torch.cat([x[:1], x, x[:2]])
+    more = torch.cat([x[:1], x, x[:1], x[:1]])
     segments = Segments.packed([len(x) + 1, 2], [1, 0], in_words)
     return table["pool"](more, segments, mode, MERGERS[mode])[:1]
 

@@ -179,7 +179,7 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
     operations, there = cuda_operations(HOPPER), moved(given, DEVICE)
     assert operations["pack"](there).rounds_inputs
     assert not operations["pack"](there, wide=True).rounds_inputs, "a head's inputs keep their bits"
-    experts = operations["collect_experts"]([operations["pack"](moved) for _ in range(2)])
+    experts = operations["collect_experts"]([operations["pack"](there) for _ in range(2)])
     assert not any(matrix.rounds_inputs for matrix in experts)
     expected = "inputs of 1 matrices in e4m3 are rounded to 8 bits"
     assert rounded.describe_rounding([packed(given), given.scales], HOPPER) == expected
