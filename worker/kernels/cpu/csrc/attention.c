@@ -75,7 +75,7 @@ INLINE void find_rows(const paged *p, kind k, long row, long head, long start, l
     }
 }
 
-// Prefetches keys and values into the second-level cache. AMX loads them in the order of memory, as processors expect.
+// Prefetches keys and values into the second-level cache.
 INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, long stop) {
     for (long next; start < stop; start = next) {
         next = least(stop, start + left_in_block(p, start));
@@ -89,13 +89,17 @@ INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, 
 }
 
 // Has the keys and values of a block prefetched evenly while the one before it is computed: a burst would keep loads waiting.
+// For AMX that is ahead of each product and of each vector of weights; not while values are transposed, which loads others.
 INLINE void fetch_next(const paged *p, scoring s, tile *t, long row, long head, long start, long keys, long rows) {
     find_rows(p, s.kind, row, head, start, keys, t->next_rows, t->next_rows + keys);
     const long bytes = row_numbers(s.dim, s.kind) * width_of(s.kind), lanes = ceil_div(rows, LANES);
-    const long words = in_pairs(s.kind) ? KEYS / 2 : KEYS;  // of values
     t->stream = (row_stream){t->next_rows, t->next_rows + 2 * keys - 1, t->next_rows[0], keys > 0 ? bytes : 0, bytes};
-    long passes = lanes / VECS * (TALL / ROWS) + (lanes % VECS > 0);
-    long times = passes * (KEYS / TALL * ceil_div(words_of(s), PACE) + s.dim / TALL * (words / PACE));
+    long times;
+    if (by_amx(s)) times = ceil_div(lanes, 2) * (CHUNK + s.dim) / DEPTH + lanes * CHUNK / LANES;
+    else {
+        long words = in_pairs(s.kind) ? KEYS / 2 : KEYS, passes = lanes / VECS * (TALL / ROWS) + (lanes % VECS > 0);
+        times = passes * (KEYS / TALL * ceil_div(words_of(s), PACE) + s.dim / TALL * (words / PACE));
+    }
     t->lines = ceil_div(2 * keys * bytes / 64, times);
 }
 
@@ -119,7 +123,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
     tile_begin(t, s);
     for (long start = begin, keys; start < end; start += keys) {
         keys = least(block - start % block, end - start);
-        if (!by_amx(s)) fetch_next(p, s, t, u->row, head, start + keys, least(block, end - start - keys), rows);
+        fetch_next(p, s, t, u->row, head, start + keys, least(block, end - start - keys), rows);
         find_rows(p, s.kind, u->row, head, start, keys, t->key_rows, t->value_rows);
         if (s.biased) lay_bias(t, bias_of(p->bias, p->reach, head), p->reach, start - position);
         if (start % CHUNK == 0 && start > begin) tile_merge(t, s, rows);

@@ -96,6 +96,7 @@ INLINE void weigh(tile *t, scoring s, long keys, long lane, float factor) {
     vec less = vec_sub(vec_zero(), largest);
     for (int i = 0; i < LANES; i++) sums[i] = vec_zero();
     for (long key = 0; key < keys; key += LANES) {
+        if (by_amx(s)) fetch_lines(t);
 #pragma GCC unroll 8
         for (int i = 0; i < LANES; i += 2) {
             float *score = column + (key + i) * stride;

@@ -58,11 +58,11 @@ typedef struct {
     float wide_keys[KEYS * MAX_DIM * 2], wide_values[KEYS * MAX_DIM * 2];
     float factors[TILE];  // of queries in words: their scales times `scale`
     float key_scales[KEYS + TALL], value_scales[KEYS];
-    const void *next_rows[2 * KEYS];  // the keys and values of the next block,
-    row_stream stream;                // which are prefetched while this one is computed,
-    long lines;                       // so many lines each time
-    spaced spans[CHUNK / SPAN];       // keys for AMX,
-    float sums[2 * SPAN * 2 * SPAN];  // and what it adds up for some dimensions of a block
+    const void *next_rows[2 * CHUNK];  // the keys and values of the next block,
+    row_stream stream;                 // which are prefetched while this one is computed,
+    long lines;                        // so many lines each time
+    spaced spans[CHUNK / SPAN];        // keys for AMX,
+    float sums[2 * SPAN * 2 * SPAN];   // and what it adds up for some dimensions of a block
 } tile;
 
 // Whether a word of queries and keys is a pair of neighbours.
@@ -176,6 +176,7 @@ INLINE void score_by_amx(tile *t, scoring s, long keys, long lane, int beside) {
                   .steps = s.dim / DEPTH, .beside = beside};
     for (long key = 0; key < keys; key += 2 * SPAN) {
         p.rows[0] = t->spans[key / SPAN], p.rows[1] = t->spans[key / SPAN + 1], p.below = key + SPAN < keys;
+        fetch_lines(t);
         multiply(&p, t->scores + key * 2 * SPAN);
     }
 }
@@ -188,6 +189,7 @@ INLINE void value_by_amx(tile *t, scoring s, long words, int fresh, long lane, i
     float *out = t->chunk->out + place_in(s, s.dim, lane);
     for (long dim = 0; dim < s.dim; dim += 2 * SPAN, out += 2 * SPAN * 2 * SPAN) {
         p.rows[0] = (spaced){values + dim * CHUNK * 2, 64}, p.rows[1] = (spaced){values + (dim + SPAN) * CHUNK * 2, 64};
+        fetch_lines(t);
         multiply(&p, fresh ? out : t->sums);
         for (long i = 0; i <= beside * SPAN && !fresh; i += LANES) {
             vec decay = vec_load(t->decay + lane + i, FLOAT32);
