@@ -319,7 +319,9 @@ def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
         (7, 1, replace(_grouped(made, dtype, 4, False), kind=E2M1, scales=_powers(made))),
     )
     return [
-        Case("linear", (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix), sections=sections)
+        Case(
+            "linear", (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix), sections=sections
+        )
         for rows, sections, matrix in forms
     ]
 
