@@ -18,9 +18,12 @@ typedef struct {
     kind k;
 } convolution;
 
-enum { SLAB = 4 * LANES };  // channels that a thread takes at a time
+enum {
+    SLAB = 16 * LANES,  // channels that a thread takes at a time
+    AHEAD = 4,          // tokens from what is computed to what is prefetched
+};
 
-// The input that came `age` tokens before token j of a step; negative tokens are those of the state.
+// The input of token j of a step; negative ones are those of the state.
 INLINE vec input_at(const convolution *c, const char *x, const float *past, long j, long left, kind k) {
     if (j >= 0) return vec_load_upto(at(x, j * c->x_stride, k), left, k);
     return past == NULL ? vec_zero() : vec_load_upto(past + (c->taps - 1 + j) * c->channels, left, FLOAT32);
@@ -38,33 +41,51 @@ INLINE void store_state(const convolution *c, float *state, const char *x, const
         vec_store_upto(state + i * c->channels, input_at(c, x, past, count + i - (c->taps - 1), left, k), left, FLOAT32);
 }
 
-INLINE void convolve(const convolution *c, long row, long channel, long left, function f, kind k) {
-    long first = c->rows.starts[row], count = count_of(&c->rows, row), target = target_of(&c->rows, row);
-    if (!count) return;
+// A vector of channels of a row, or the `left` ones that are left of it.
+typedef struct {
+    long channel, left;
+    const char *x;
+    const float *past;  // the inputs before the first token; NULL: there are none
+    char *out;
+} strip;
+
+INLINE strip strip_at(const convolution *c, long row, long channel, long left, kind k) {
+    long first = c->rows.starts[row];
     const float *past = begins(&c->rows, row) ? NULL : state_at(c, source_of(&c->rows, row), channel);
-    const char *x = at(c->x, first * c->x_stride + channel, k);
-    char *out = at_out(c->out, first * c->channels + channel, k);
-    for (long j = 0; j < count; j++) {
-        vec sum = c->bias == NULL ? vec_zero() : vec_load_upto(c->bias + channel, left, FLOAT32);
-        for (long tap = 0; tap < c->taps; tap++) {
-            vec weight = vec_load_upto(c->weight + tap * c->channels + channel, left, FLOAT32);
-            sum = vec_fma(input_at(c, x, past, j + tap - (c->taps - 1), left, k), weight, sum);
-        }
-        vec_store_upto(at_out(out, j * c->channels, k), vec_function(sum, f, k), left, k);
-    }
-    for (int i = 0; i < KEPT; i++) {
-        long kept = kept_count(&c->rows, row, i);
-        if (kept) store_state(c, state_at(c, kept_place(&c->rows, row, i), channel), x, past, kept, left, k);
-    }
-    if (target >= 0) store_state(c, state_at(c, target, channel), x, past, count, left, k);
+    return (strip){channel, left, at(c->x, first * c->x_stride + channel, k), past, at_out(c->out, first * c->channels + channel, k)};
 }
 
-INLINE void convolve_slab(const convolution *c, long row, long slab, function f, kind k) {
-    long stop = least(c->channels, (slab + 1) * SLAB);
-    for (long channel = slab * SLAB; channel < stop; channel += LANES) {
-        if (stop - channel >= LANES) convolve(c, row, channel, LANES, f, k);
-        else convolve(c, row, channel, stop - channel, f, k);
+// Computes token j.
+INLINE void convolve(const convolution *c, strip s, long j, function f, kind k) {
+    vec sum = c->bias == NULL ? vec_zero() : vec_load_upto(c->bias + s.channel, s.left, FLOAT32);
+    for (long tap = 0; tap < c->taps; tap++) {
+        vec weight = vec_load_upto(c->weight + tap * c->channels + s.channel, s.left, FLOAT32);
+        sum = vec_fma(input_at(c, s.x, s.past, j + tap - (c->taps - 1), s.left, k), weight, sum);
     }
+    _mm_prefetch((const char *)at(s.x, (j + AHEAD) * c->x_stride, k), _MM_HINT_T0);
+    vec_store_upto(at_out(s.out, j * c->channels, k), vec_function(sum, f, k), s.left, k);
+}
+
+INLINE void store_states(const convolution *c, long row, strip s, kind k) {
+    long count = count_of(&c->rows, row), target = target_of(&c->rows, row);
+    for (int i = 0; i < KEPT; i++) {
+        long kept = kept_count(&c->rows, row, i), place = kept_place(&c->rows, row, i);
+        if (kept) store_state(c, state_at(c, place, s.channel), s.x, s.past, kept, s.left, k);
+    }
+    if (target >= 0) store_state(c, state_at(c, target, s.channel), s.x, s.past, count, s.left, k);
+}
+
+// Token by token: rows lie so far apart that processors do not read them ahead by themselves.
+INLINE void convolve_slab(const convolution *c, long row, long slab, function f, kind k) {
+    long count = count_of(&c->rows, row), begin = slab * SLAB, stop = least(c->channels, begin + SLAB);
+    if (!count) return;
+    for (long j = 0; j < count; j++)
+        for (long channel = begin; channel < stop; channel += LANES) {
+            if (stop - channel >= LANES) convolve(c, strip_at(c, row, channel, LANES, k), j, f, k);
+            else convolve(c, strip_at(c, row, channel, stop - channel, k), j, f, k);
+        }
+    for (long channel = begin; channel < stop; channel += LANES)
+        store_states(c, row, strip_at(c, row, channel, least(LANES, stop - channel), k), k);
 }
 
 static void convolve_units(const void *task, long first, long last) {
