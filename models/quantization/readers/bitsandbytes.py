@@ -56,8 +56,9 @@ def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut |
     if scope.headers_only:
         return None
     state = _read_state(scope, parts, shape)
-    pairs = unread_codes(packed, 2)
-    if not packed.is_meta:
+    if packed.is_meta:
+        pairs = unread_codes(packed, 2)
+    else:
         pairs = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=-1)
     codes = pairs.flatten()[places]
     first = start // state.blocksize
@@ -123,6 +124,5 @@ def read_int8(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut |
     scope.ignore("weight_format")
     if scope.headers_only:
         return None
-    is_read = not codes.is_meta
-    unsigned = (codes.short() + 128).to(torch.uint8) if is_read else unread_codes(codes, shape[1])
-    return grouped(scope, coding, unsigned, scales.float().unsqueeze(1) / 127)
+    codes = unread_codes(codes, codes.shape[1]) if codes.is_meta else (codes.short() + 128).to(torch.uint8)
+    return grouped(scope, coding, codes, scales.float().unsqueeze(1) / 127)

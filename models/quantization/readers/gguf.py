@@ -63,7 +63,7 @@ def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None
     blocks = _read_blocks(scope, coding.format, shape, blocks_cut or cut)
     if blocks is None:
         return None
-    if blocks.is_meta:
+    if blocks.is_meta and scope.is_real:
         matrix = _unread(layout, blocks, coding, columns, scope.dtype)
         return from_column(matrix, columns_cut.start if columns_cut else 0)
     rows = max(1, _BYTES // max(1, blocks[:1].numel()))  # in the caches this takes half the time, or less
