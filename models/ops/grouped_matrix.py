@@ -106,7 +106,8 @@ class Grouped:
         """
         columns = self.codes.shape[1]
         width = columns // sections
-        if (size, run, first) == (self.group, self.run_columns, 0) and width % (run or size) == 0:
+        is_so = (size, run, first) == (self.group, self.run_columns, 0) and width % (run or size) == 0
+        if is_so and self.scales.shape[1] * size == columns:
             return self
         sides = torch.arange(sections, device=self.scales.device).unsqueeze(1) * width + first
 

@@ -175,6 +175,9 @@ class Truncation:
             )
         if tokens == 0:
             raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens=0 would keep no token.", tokens)
+        if tokens is not None and tokens < -1:
+            problem = f"truncate_prompt_tokens={tokens} must be at least -1."
+            raise invalid("truncate_prompt_tokens", problem, tokens)
         return cls(facts.max_text_len if tokens == -1 else tokens, side == "left")
 
 

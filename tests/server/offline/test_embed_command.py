@@ -243,6 +243,7 @@ def test_a_model_is_asked_as_a_server_is(monkeypatch: pytest.MonkeyPatch) -> Non
         (["--dimensions", "4"], "does not support Matryoshka"),
         (["--prompt-name", "query"], "no prompt named 'query'"),
         (["--max-model-len", "16", "word " * 20], "maximum context length is 16 tokens"),
+        (["--truncate-prompt-tokens", "-5"], "must be at least -1"),
         (["--convert", "none"], "does not pool by itself: say --convert embed"),
     ],
 )

@@ -112,6 +112,7 @@ static void linear_amx(const product *p) {
     j.blocks = ceil_div(4 * threads, j.chunks);
     if (j.tiles == 1 && j.blocks < panels / 4) j.blocks = panels / 4;
     j.blocks = least(j.blocks, panels);
+    // Rows of one tile wait for memory, which each thread then reads in a stream of its own.
     if (j.tiles == 1) spread_streams(j.blocks, 1, multiply_units, &j);
     else spread(j.blocks * j.chunks, 1, multiply_units, &j);
 }
