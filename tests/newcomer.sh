@@ -7,7 +7,8 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 pictures=${1:-}
 folder=$(mktemp -d)
-port=$((20000 + RANDOM % 20000))
+# Below the ports that Linux gives to connections: none takes it between its choice and its use.
+until port=$((10000 + RANDOM % 22000)) && ! (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do :; done
 url=http://127.0.0.1:$port
 server=
 trap '[ -z "$server" ] || kill -INT -- "-$server" 2> /dev/null || true; wait; rm -rf "$folder"' EXIT

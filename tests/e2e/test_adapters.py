@@ -14,7 +14,7 @@ from written_adapters import write_adapter
 
 from models.checkpoint.hub import DEMO
 
-pytestmark = pytest.mark.turns(4)
+pytestmark = pytest.mark.turns(6)
 
 PROMPT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

@@ -18,7 +18,7 @@ from probed_families import REQUIRED, check_report, written_for
 from tiny import tiny_checkpoint
 from tokenizers import AddedToken, Tokenizer
 
-pytestmark = pytest.mark.turns(4)
+pytestmark = pytest.mark.turns(8)
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CONTEXT = 4096

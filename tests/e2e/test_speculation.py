@@ -11,7 +11,7 @@ import httpx
 import pytest
 from live import LiveServer, serving, wait_until
 
-pytestmark = pytest.mark.turns(4)
+pytestmark = pytest.mark.turns(6)
 
 CONFIG = json.dumps(
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}

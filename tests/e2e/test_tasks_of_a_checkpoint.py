@@ -12,7 +12,7 @@ from live import SMALL, LiveServer, serving
 
 encoded, published, tiny, torch = map(Later, ("encoded", "published_tasks", "tiny", "torch"))
 
-pytestmark = pytest.mark.turns(5)
+pytestmark = pytest.mark.turns(8)
 
 TEXT = "Once upon a time"
 EMBED = "/v1/embeddings"

@@ -9,6 +9,7 @@ from live import LiveServer
 live_transcripts, transcripts = map(Later, ("live_transcripts", "transcripts"))
 
 
+@pytest.mark.slow(2)
 def test_the_demo_model(demo: LiveServer) -> None:
     before = len(demo.log.read_text())  # of tests that use the same server
     assert live_transcripts.changes("demo", demo) == []
@@ -20,6 +21,7 @@ def test_the_demo_model(demo: LiveServer) -> None:
     assert said == [], "an engine that ends is asked again after its restart"
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["decoder", "several"])
 def test_tiny_models(name: str, tmp_path: Path) -> None:
     with live_transcripts.started(name, tmp_path) as server:

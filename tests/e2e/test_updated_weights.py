@@ -27,7 +27,7 @@ def answers(server: LiveServer) -> set[str]:
     return found
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(7)
 def test_weights_are_replaced_everywhere_and_come_back_with_an_engine(tmp_path: Path) -> None:
     shutil.copy(DEMO / "config.json", tmp_path)  # and no tokenizer, which trainers may leave out
     tensors = load_file(DEMO / FILE)

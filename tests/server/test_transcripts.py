@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import fake_transcripts
+import pytest
 import transcripts
 from fake_helpers import FakeLongBodies
 
@@ -18,6 +19,7 @@ async def test_answers_are_those_of_the_transcripts(tmp_path: Path) -> None:
     assert transcripts.changed(cases, await fake_transcripts.replay(cases, tmp_path)) == []
 
 
+@pytest.mark.slow(5)
 async def test_answers_are_the_same_if_bodies_are_long_and_a_helper_reads_them(tmp_path: Path) -> None:
     cases = [case for case in transcripts.read("fake") if "short" not in case]
     read, named = FakeLongBodies.read, set[str]()

@@ -81,6 +81,7 @@ def text_behind_calls(parts: list[AnswerPart]) -> str:
     return "".join(part.text for part in parts[first:] if isinstance(part, Text))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("seed", range(5))
 def test_a_marker_that_is_wrong_never_becomes_text_behind_a_call(seed: int) -> None:
     rng = random.Random(seed)

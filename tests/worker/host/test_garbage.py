@@ -7,6 +7,8 @@ import pytest
 
 from worker.host.garbage import without_looking_for_garbage
 
+pytestmark = pytest.mark.slow(7)  # each looks through all that other tests have imported
+
 
 @pytest.fixture(autouse=True)
 def nothing_frozen() -> Iterator[None]:
