@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+from models.ops.block_codes import split_blocks  # noqa: F401
 from models.ops.encoder_ops import (  # noqa: F401
     disentangled_attention,
     encoder_attention,

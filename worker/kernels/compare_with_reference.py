@@ -17,6 +17,7 @@ from torch import Tensor
 from models.context import ForwardContext, StateRows
 from models.ops import SPECIFIED, encoder_ops, latent_ops
 from models.ops.attention_inputs import HeadPrep
+from models.ops.block_codes import BitPlane
 from models.ops.expert_routing_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
@@ -129,8 +130,7 @@ def cases_by_type(
     found: dict[torch.dtype, list[Case]] = {}
     for dtype in dict.fromkeys([*TOLERANCE, *further]):
         tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-        wide = _wide_cases(dtype) if target is None else []
-        every = (*_cases(made, dtype, dim), *wide)
+        every = (*_cases(made, dtype, dim), *(_wide_cases(dtype) if target is None else ()))
         cases = [replace(case, tolerance=max(tolerance, case.tolerance)) for case in every]
         found[dtype] = cases if target is None else [case.moved(target) for case in cases]
     return found
@@ -144,7 +144,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
 
     x, residual, weight, bias = values(5, 67), values(5, 67), values(67), values(67)
     q, k, v, kv = values(10, 6, dim), values(10, 2, dim), values(10, 2, dim), values(2, 9, 2, 4, dim)
-    cos_sin, step = values(10, dim).float(), _step()
+    cos_sin, step, planes = values(10, dim).float(), _step(), (BitPlane(3, 4, 8), BitPlane(0, 1, 1))
     words = torch.randint(-(1 << 31), 1 << 31, (37, 9), generator=made, dtype=torch.int32)
     pixels = words[:36].view(torch.uint8).view(3, 12, 12, 3)
     products = [
@@ -161,6 +161,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
         Case("add_rms_norm", (x, residual, weight, 1e-5)),
         *[Case("sum_squares", given) for given in ((x, 1), (values(5, 72), 8))],
         *[Case("split_words", given) for given in ((words, 4), (words.t(), 8, (3, 1, 2, 0)))],
+        Case("split_blocks", (words.view(torch.uint8).view(37, 3, 12), 16, planes, 32)),
         Case("front_rms_norm", (x, weight[:50], 1e-5)),
         Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
         Case("layer_norm", (x, weight, bias, 1e-5)),

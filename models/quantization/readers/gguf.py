@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.weights import Weights
-from models.ops.grouped_matrix import Factors, Grouped, from_column, stacked
+from models.ops.block_codes import BitPlane
+from models.ops.grouped_matrix import Factors, Grouped, from_column
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES
 from models.quantization.readers.group_slices import covering, refuse, unread_codes
 from models.weight_coding import Coding
@@ -24,16 +25,12 @@ _SIZES = {size.name: size for size in GGML_TYPES.values()}
 _DUMMY_SCALE, _DUMMY_POWER = 2.0**-10, 120
 _NO_POWER = 255
 """The byte of a power of two that is NaN."""
-_BYTES = 1 << 19
-"""The bytes of blocks that are taken apart at a time."""
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """The codes, scales and minimums in the blocks of a matrix."""
+class _Scales:
+    """The scales and minimums in the blocks of a matrix."""
 
-    codes: Tensor
-    """[N, blocks, numbers] uint8."""
     scales: Tensor
     """[N, blocks, groups]."""
     minimums: Tensor | None = None
@@ -49,8 +46,12 @@ class _Layout:
 
     halves: tuple[int, ...]
     """The places of numbers of float16."""
-    unpack: Callable[[Tensor], _Numbers]
-    """A function that takes blocks [N, blocks, bytes] apart."""
+    scales_of: Callable[[Tensor], _Scales]
+    """A function that finds the scales of blocks [N, blocks, bytes]."""
+    codes: tuple[BitPlane, ...]
+    """Where the bits of codes are, the lowest first."""
+    flipped: int = 0
+    """Bits of codes that are stored the other way round."""
     power: int | None = None
     """The place of a power of two, a byte."""
 
@@ -66,9 +67,7 @@ def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None
     if blocks.is_meta and scope.is_real:
         matrix = _unread(layout, blocks, coding, columns, scope.dtype)
         return from_column(matrix, columns_cut.start if columns_cut else 0)
-    rows = max(1, _BYTES // max(1, blocks[:1].numel()))  # in the caches this takes half the time, or less
-    pieces = [_grouped(layout.unpack(some), coding, columns, scope.dtype) for some in blocks.split(rows)]
-    matrix = cast("Grouped", stacked(pieces))
+    matrix = _grouped(layout, blocks, coding, columns, scope.dtype)
     if scope.is_real and not all(map(_are_finite, matrix.tensors()[1:])):
         raise refuse(scope, MAIN, f"has blocks ({coding.format}) with scales that are NaN or infinite")
     return from_column(matrix, columns_cut.start if columns_cut else 0)
@@ -76,15 +75,14 @@ def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None
 
 def widened_blocks(blocks: Tensor, name: str) -> Tensor:
     """Rows of blocks [N, bytes] in GGML's coding `name` -> their numbers [N, numbers] in float32."""
-    numbers = _LAYOUTS[name].unpack(blocks.unflatten(1, (-1, _SIZES[name].nbytes)))
-    return _grouped(numbers, CODINGS[name], slice(None), torch.float32).widened()
+    stored = blocks.unflatten(1, (-1, _SIZES[name].nbytes))
+    return _grouped(_LAYOUTS[name], stored, CODINGS[name], slice(None), torch.float32).widened()
 
 
 def _unread(layout: _Layout, blocks: Tensor, coding: Coding, columns: slice, dtype: torch.dtype) -> Grouped:
     """Make the form of blocks without memory: codes have none, and all rows share one of other numbers."""
-    row = _grouped(
-        layout.unpack(torch.zeros(1, *blocks.shape[1:], dtype=torch.uint8)), coding, columns, dtype
-    )
+    zeros = torch.zeros(1, *blocks.shape[1:], dtype=torch.uint8)
+    row = _grouped(layout, zeros, coding, columns, dtype)
     codes, *others = row.tensors()
     shared = (numbers.expand(len(blocks), -1) for numbers in others)
     return row.of([unread_codes(blocks, codes.shape[1]), *shared])
@@ -96,22 +94,23 @@ def _are_finite(scales: Tensor) -> bool:
     return not scales.is_floating_point() or bool(scales.isfinite().all())
 
 
-def _grouped(numbers: _Numbers, coding: Coding, columns: slice, dtype: torch.dtype) -> Grouped:
+def _grouped(layout: _Layout, blocks: Tensor, coding: Coding, columns: slice, dtype: torch.dtype) -> Grouped:
     """Make the form of all these blocks, and cut off the codes of other columns; their scales may stay."""
-    codes = numbers.codes.flatten(1)[:, columns]
-    factors = None
-    if numbers.factors is not None:
-        factors = Factors(numbers.scales.shape[2], numbers.factors, numbers.minimum_factors)
+    count = _SIZES[coding.format].numbers
+    codes = ops.split_blocks(blocks, count, layout.codes, layout.flipped)[:, columns]
+    found, factors = layout.scales_of(blocks), None
+    if found.factors is not None:
+        factors = Factors(found.scales.shape[2], found.factors, found.minimum_factors)
     return Grouped(
         codes=codes,
         bits=coding.bits,
         group=coding.group,
-        scales=numbers.scales.flatten(1),
+        scales=found.scales.flatten(1),
         offsets=None,
         inputs=codes.shape[1],
         dtype=dtype,
         kind=coding.codes,
-        minimums=None if numbers.minimums is None else numbers.minimums.flatten(1),
+        minimums=None if found.minimums is None else found.minimums.flatten(1),
         factors=factors,
     )
 
@@ -142,101 +141,56 @@ def _half(blocks: Tensor, place: int) -> Tensor:
     return blocks[..., place : place + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., B] -> [..., 2 * B]: the low halves of all bytes, then the high ones."""
-    return torch.cat([packed & 15, packed >> 4], dim=-1)
+def _one_scale(blocks: Tensor) -> _Scales:
+    """Q4_0, Q5_0, Q8_0 and IQ4_NL: d times what a code means."""
+    return _Scales(_half(blocks, 0).unsqueeze(-1))
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [..., 4] -> [..., 32]: each bit of a word, the lowest first, as the fifth one of a code."""
-    return ((packed.unsqueeze(-1) >> _shifts(packed, 8)) & 1).flatten(-2) << 4
+def _one_minimum(blocks: Tensor) -> _Scales:
+    """Q4_1 and Q5_1: d q + m."""
+    return _Scales(_half(blocks, 0).unsqueeze(-1), _half(blocks, 2).unsqueeze(-1))
 
 
-def _shifts(like: Tensor, count: int, step: int = 1) -> Tensor:
+def _eight_minimums(blocks: Tensor) -> _Scales:
+    """Q4_K and Q5_K: d sc q - dmin m, with eight scales and minimums of 6 bits in 12 bytes."""
+    first, second, third = blocks[..., 4:16].contiguous().view(torch.int32).unbind(-1)  # four bytes at a time
+    scales = torch.stack([first & 0x3F3F3F3F, third & 0x0F0F0F0F | first >> 2 & 0x30303030], dim=-1)
+    minimums = torch.stack([second & 0x3F3F3F3F, third >> 4 & 0x0F0F0F0F | second >> 2 & 0x30303030], dim=-1)
+    of_groups = scales.view(torch.uint8), minimums.view(torch.uint8)
+    return _Scales(*of_groups, _half(blocks, 0), -_half(blocks, 2))
+
+
+def _sixteen_scales(blocks: Tensor) -> _Scales:
+    """Q6_K: d sc (q - 32)."""
+    return _Scales(blocks[..., 192:208].view(torch.int8), factors=_half(blocks, 208))
+
+
+def _eight_scales(blocks: Tensor) -> _Scales:
+    """IQ4_XS: d (ls - 32) times a level of the table, with ls of 6 bits."""
+    low = (blocks[..., 4:8].unsqueeze(-1) >> _shifts(blocks, 2, step=4)).flatten(-2) & 15
+    high = (blocks[..., 2:4].unsqueeze(-1) >> _shifts(blocks, 4, step=2)).flatten(-2) & 3
+    return _Scales((low | high << 4).view(torch.int8) - 32, factors=_half(blocks, 0))
+
+
+def _shifts(like: Tensor, count: int, step: int) -> Tensor:
     return torch.arange(0, count * step, step, dtype=torch.uint8, device=like.device)
 
 
-def _around_zero(blocks: Tensor) -> _Numbers:
-    """Q4_0: d (q - 8), as IQ4_NL with its table."""
-    return _Numbers(_nibbles(blocks[..., 2:]), _half(blocks, 0).unsqueeze(-1))
-
-
-def _q5_0(blocks: Tensor) -> _Numbers:
-    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    return _Numbers(codes, _half(blocks, 0).unsqueeze(-1))
-
-
-def _q8_0(blocks: Tensor) -> _Numbers:
-    return _Numbers(blocks[..., 2:] ^ 128, _half(blocks, 0).unsqueeze(-1))
-
-
-def _q4_1(blocks: Tensor) -> _Numbers:
-    return _Numbers(_nibbles(blocks[..., 4:]), *_halves(blocks))
-
-
-def _q5_1(blocks: Tensor) -> _Numbers:
-    return _Numbers(_nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8]), *_halves(blocks))
-
-
-def _halves(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the minimum that a block begins with."""
-    return _half(blocks, 0).unsqueeze(-1), _half(blocks, 2).unsqueeze(-1)
-
-
-def _q4_k(blocks: Tensor) -> _Numbers:
-    return _with_minimums(blocks, _in_turn(blocks[..., 16:]))
-
-
-def _q5_k(blocks: Tensor) -> _Numbers:
-    bits = (blocks[..., 16:48].unsqueeze(-2) >> _shifts(blocks, 8).unsqueeze(-1)) & 1  # [.., groups, 32]
-    return _with_minimums(blocks, _in_turn(blocks[..., 48:]) | bits.flatten(-2) << 4)
-
-
-def _in_turn(packed: Tensor) -> Tensor:
-    """uint8 [..., 128] -> [..., 256]: of each 32 bytes the low halves, then the high ones."""
-    return _nibbles(packed.unflatten(-1, (4, 32))).flatten(-2)
-
-
-def _with_minimums(blocks: Tensor, codes: Tensor) -> _Numbers:
-    """Q4_K and Q5_K: d sc q - dmin m, with eight scales and minimums of 6 bits in 12 bytes."""
-    first, second, third = (blocks[..., start : start + 4] for start in (4, 8, 12))
-    scales = torch.cat([first & 63, (third & 15) | first >> 6 << 4], dim=-1)
-    minimums = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=-1)
-    return _Numbers(codes, scales, minimums, _half(blocks, 0), -_half(blocks, 2))
-
-
-def _q6_k(blocks: Tensor) -> _Numbers:
-    """d sc (q - 32): of each code, four bits lie in one place and two in another."""
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))  # [.., halves, 128]
-    pairs = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> _shifts(blocks, 4, step=2).unsqueeze(-1)
-    codes = (low | (pairs & 3).flatten(-2) << 4).flatten(-2)
-    return _Numbers(codes, blocks[..., 192:208].view(torch.int8), factors=_half(blocks, 208))
-
-
-def _iq4_xs(blocks: Tensor) -> _Numbers:
-    """d (ls - 32) times a level of the table, with ls of 6 bits."""
-    low = (blocks[..., 4:8].unsqueeze(-1) >> _shifts(blocks, 2, step=4)).flatten(-2) & 15
-    high = (blocks[..., 2:4].unsqueeze(-1) >> _shifts(blocks, 4, step=2)).flatten(-2) & 3
-    scales = (low | high << 4).view(torch.int8) - 32
-    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
-    return _Numbers(codes, scales, factors=_half(blocks, 0))
-
-
-def _mxfp4(blocks: Tensor) -> _Numbers:
-    """A level of e2m1 times a power of two, which lies before the codes."""
-    return _Numbers(_nibbles(blocks[..., 1:]), blocks[..., :1].view(torch.float8_e8m0fnu))
+def _one_power(blocks: Tensor) -> _Scales:
+    """MXFP4: a level of e2m1 times a power of two."""
+    return _Scales(blocks[..., :1].view(torch.float8_e8m0fnu))
 
 
 _LAYOUTS: Mapping[str, _Layout] = {
-    "Q4_0": _Layout((0,), _around_zero),
-    "Q4_1": _Layout((0, 2), _q4_1),
-    "Q5_0": _Layout((0,), _q5_0),
-    "Q5_1": _Layout((0, 2), _q5_1),
-    "Q8_0": _Layout((0,), _q8_0),
-    "Q4_K": _Layout((0, 2), _q4_k),
-    "Q5_K": _Layout((0, 2), _q5_k),
-    "Q6_K": _Layout((208,), _q6_k),
-    "IQ4_NL": _Layout((0,), _around_zero),
-    "IQ4_XS": _Layout((0,), _iq4_xs),
-    "MXFP4": _Layout((), _mxfp4, power=0),
+    "Q4_0": _Layout((0,), _one_scale, (BitPlane(2, 4, 16),)),
+    "Q4_1": _Layout((0, 2), _one_minimum, (BitPlane(4, 4, 16),)),
+    "Q5_0": _Layout((0,), _one_scale, (BitPlane(6, 4, 16), BitPlane(2, 1, 1))),
+    "Q5_1": _Layout((0, 2), _one_minimum, (BitPlane(8, 4, 16), BitPlane(4, 1, 1))),
+    "Q8_0": _Layout((0,), _one_scale, (BitPlane(2, 8, 32),), flipped=128),
+    "Q4_K": _Layout((0, 2), _eight_minimums, (BitPlane(16, 4, 32),)),
+    "Q5_K": _Layout((0, 2), _eight_minimums, (BitPlane(48, 4, 32), BitPlane(16, 1, 32))),
+    "Q6_K": _Layout((208,), _sixteen_scales, (BitPlane(0, 4, 64), BitPlane(128, 2, 32))),
+    "IQ4_NL": _Layout((0,), _one_scale, (BitPlane(2, 4, 16),)),
+    "IQ4_XS": _Layout((0,), _eight_scales, (BitPlane(8, 4, 16),)),
+    "MXFP4": _Layout((), _one_power, (BitPlane(1, 4, 16),), power=0),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.ops.lora_ops import Added
 from worker.kernels.cpu import experts, lora, torch_operations
 from worker.kernels.cpu.library import Library
-from worker.kernels.cpu.packing import Packed, Packer, word_splitter
+from worker.kernels.cpu.packing import Packed, Packer, block_splitter, word_splitter
 from worker.kernels.cpu.quantization import Scheme
 from worker.kernels.cpu.rowwise import GATES, activations
 from worker.kernels.cpu.tensors import KINDS, empty, refuse
@@ -34,6 +34,7 @@ def bind(library: Library, scheme: Scheme | None = None, input_bits: int | None 
 
     return {
         "split_words": word_splitter(library),
+        "split_blocks": block_splitter(library),
         "pack": packer,
         "linear": linear,
         "gated_linear": gated_linear,

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from models.ops import reference
+from models.ops import block_codes, reference
+from models.ops.block_codes import BitPlane
 from models.ops.grouped_matrix import Grouped, Matrix, alike, widen, with_input_bits
 from models.weight_coding import E2M1, E4M3, FP4, IQ4, NF4, UNROUNDED, WHOLE
 from worker.host.memory import Arena, huge_pages
@@ -142,6 +143,23 @@ def word_splitter(library: Library) -> Callable[..., Tensor]:
         return codes
 
     return split_words
+
+
+def block_splitter(library: Library) -> Callable[..., Tensor]:
+    """`split_blocks` for `models.ops.use`."""
+    split = library.function("split_blocks")
+
+    def split_blocks(blocks: Tensor, count: int, planes: Sequence[BitPlane], flipped: int = 0) -> Tensor:
+        rows, per_row, nbytes = blocks.shape
+        if blocks.device.type != "cpu" or blocks.stride()[1:] != (nbytes, 1):
+            return block_codes.split_blocks(blocks, count, planes, flipped)
+        codes = huge_pages(rows * per_row * count).view(rows, per_row * count)
+        told = torch.tensor([(plane.place, plane.bits, plane.span) for plane in planes])
+        sizes = blocks.stride(0), *blocks.shape, count
+        split(blocks.data_ptr(), *sizes, told.data_ptr(), len(planes), flipped, codes.data_ptr())
+        return codes
+
+    return split_blocks
 
 
 class Packer:

@@ -8,7 +8,8 @@ from forms import drawn
 from kernel_levels import linear_table
 from torch import Tensor
 
-from models.ops import reference
+from models.ops import block_codes, reference
+from models.ops.block_codes import BitPlane
 from models.ops.grouped_matrix import Grouped, describe_sizes, from_column, stacked, widen
 from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import torch_operations
@@ -190,6 +191,24 @@ def test_memory_is_that_of_the_checkpoint(table: Table) -> None:
     large = torch.empty(1 << 28, dtype=torch.uint8)
     assert describe_sizes([large, packed]) == "0.3 GiB of weights stand for 0.3"
     assert describe_sizes([large]).startswith("widened to 0.2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("count", "planes", "flipped"),
+    [
+        (32, (BitPlane(6, 4, 16), BitPlane(2, 1, 1)), 0),
+        (256, (BitPlane(48, 4, 32), BitPlane(16, 1, 32)), 0),
+        (256, (BitPlane(0, 4, 64), BitPlane(128, 2, 32)), 0),
+        (32, (BitPlane(2, 8, 32),), 128),
+    ],
+    ids=["Q5_0", "Q5_K", "Q6_K", "Q8_0"],
+)
+def test_blocks_are_split(table: Table, count: int, planes: tuple[BitPlane, ...], flipped: int) -> None:
+    blocks = torch.randint(256, (37, 3, 211), dtype=torch.uint8)
+    for given in (blocks, blocks[:, 1:], blocks[::2], blocks[:0], blocks[..., 1:]):
+        found = table["split_blocks"](given, count, planes, flipped)
+        assert found.shape == (len(given), given.shape[1] * count)
+        assert torch.equal(found, block_codes.split_blocks(given, count, planes, flipped))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -135,19 +135,35 @@ INLINE void pack_codes(uint32_t *to, const place *rows, long start, long count, 
     }
 }
 
+// Packs a unit of a column whose codes of 5 or 6 bits lie one behind the other.
+INLINE void pack_unit(uint8_t *to, const uint8_t *codes, int bits) {
+    uint32_t quads[8], high = 0, fours = 0x0f0f0f0f;
+    long units = unit_quads(bits);
+    memcpy(quads, codes, (size_t)units * 4);
+    for (long q = 0; q < units; q += 2) {
+        uint32_t low = (quads[q] & fours) | (quads[q + 1] & fours) << 4;
+        memcpy(to + q / 2 * PANEL * 4, &low, 4);
+        high |= (quads[q] >> 4 & fours) << q * (bits - 4) | (quads[q + 1] >> 4 & fours) << (q + 1) * (bits - 4);
+    }
+    memcpy(to + units / 2 * PANEL * 4, &high, 4);
+}
+
 // Packs the codes of 5 or 6 bits of a group, in units.
-INLINE void pack_units(uint8_t *to, const place *rows, long start, long count, const weights *w) {
-    long units = unit_quads(w->bits), row_bytes = PANEL * 4, more = w->bits - 4;
-    memset(to, 0, ceil_div(count, 4 * units) * units * PANEL * w->bits / 2);
-    for (long i = 0; i < count; i++) {
-        long in_unit = i / 4 % units;
-        uint8_t *unit = to + i / 4 / units * (units * PANEL * w->bits / 2) + i % 4;
-        for (long column = 0; column < PANEL; column++, unit += 4) {
-            const grouped_part *part = rows[column].part;
-            if (part == NULL) continue;
-            uint8_t code = part->codes[rows[column].row * part->row_step + (start + i) * part->column_step];
+INLINE void pack_units(uint8_t *to, const place *rows, long start, long count, int bits) {
+    long units = unit_quads(bits), row_bytes = PANEL * 4, unit_bytes = units * PANEL * bits / 2;
+    memset(to, 0, ceil_div(count, 4 * units) * unit_bytes);
+    for (long column = 0; column < PANEL; column++, to += 4) {
+        const grouped_part *part = rows[column].part;
+        if (part == NULL) continue;
+        const uint8_t *codes = part->codes + rows[column].row * part->row_step + start * part->column_step;
+        long done = 0;
+        for (; part->column_step == 1 && done + 4 * units <= count; done += 4 * units)
+            pack_unit(to + done / 4 / units * unit_bytes, codes + done, bits);
+        for (; done < count; done++) {
+            long in_unit = done / 4 % units;
+            uint8_t code = codes[done * part->column_step], *unit = to + done / 4 / units * unit_bytes + done % 4;
             unit[in_unit / 2 * row_bytes] |= (uint8_t)((code & 15) << in_unit % 2 * 4);
-            unit[units / 2 * row_bytes] |= (uint8_t)(code >> 4 << in_unit * more);
+            unit[units / 2 * row_bytes] |= (uint8_t)(code >> 4 << in_unit * (bits - 4));
         }
     }
 }
@@ -170,7 +186,8 @@ static void pack_panels(const void *task, long first, long last) {
             uint32_t *codes = (uint32_t *)(to + group_head_bytes(w));
             if (w->bits == 8) pack_codes(codes, rows, start, inputs_in(w, number), dwords, 8);
             else if (w->bits == 4) pack_codes(codes, rows, start, inputs_in(w, number), dwords, 4);
-            else pack_units((uint8_t *)codes, rows, start, inputs_in(w, number), w);
+            else if (w->bits == 6) pack_units((uint8_t *)codes, rows, start, inputs_in(w, number), 6);
+            else pack_units((uint8_t *)codes, rows, start, inputs_in(w, number), 5);
             to += bytes_in(w, number);
         }
     }
