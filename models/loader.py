@@ -58,8 +58,8 @@ class EarlierLoad:
 
     is_checked: bool = False
     """Whether it has found that the files fit the config and that all numbers are finite."""
-    has_codes: bool = False
-    """Whether the matrices that it packed are there, so that codes of quantized ones need not be read."""
+    has_packed: bool = False
+    """Whether the matrices that it packed are there, so that not all that was packed need be read."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
         report=options.report,
         upload=upload,
         is_checked=options.earlier.is_checked,
-        reads_codes=not options.earlier.has_codes,
+        has_packed=options.earlier.has_packed,
     )
     weights = Weights(reading)
     unused = _ignore_unused(weights, model, setup.config, quantization)
@@ -155,7 +155,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
             logger.warning("%s", warning)
     load(model, weights)
     reading.finish()
-    if options.earlier.has_codes:
+    if options.earlier.has_packed:
         _check_memory(model)
     if setup.parallel.rank == setup.parallel.stage == 0 and (line := describe_experts(model)):
         logger.info("%s", line)
@@ -189,9 +189,9 @@ def open_base(options: LoadOptions) -> Weights:
 
 
 def _check_memory(model: nn.Module) -> None:
-    """Refuse a model in which numbers are made of codes that nobody has read."""
+    """Refuse a model in which numbers are made of what nobody has read."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ValueError("a quantized matrix is not packed")
+        raise ValueError("a matrix was read to be packed, and is not packed")
 
 
 def _ignore_unused(

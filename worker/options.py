@@ -177,8 +177,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_impl: Annotated[str, OptionDoc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
     dtype: Annotated[str, OptionDoc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"
-    """Number format; auto is the checkpoint's, but on CUDA files in float32 are served in 16 bits: float16
-    for vectors and scores, bfloat16 for text. Also: half, float."""
+    """Number format; auto is the checkpoint's, but on a CPU files in float16 are served in bfloat16, and on
+    CUDA those in float32 in 16 bits: float16 for vectors and scores, bfloat16 for text. Also: half, float."""
     quantization: Annotated[
         str | None,
         OptionDoc(

@@ -57,18 +57,18 @@ class Reading:
         report: Callable[[float], None] = no_report,
         upload: Upload | None = None,
         is_checked: bool = False,
-        reads_codes: bool = True,
+        has_packed: bool = False,
     ) -> None:
         """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors.
 
         `upload`: what brings tensors of files to a device that has memory of its own.
         `is_checked`: whether all numbers are known to be finite, so that what nobody reads stays unread.
-        `reads_codes`: whether codes of quantized matrices are read. Else they are tensors without memory, for
-        matrices that an earlier load has packed hold them.
+        `has_packed`: whether there are matrices that an earlier load has packed. Then codes of quantized ones
+        are tensors without memory, and so are numbers that would be converted before they are packed.
         """
         self.quantization = quantization
         self.headers_only = headers_only
-        self._reads_codes = reads_codes
+        self._has_packed = has_packed
         self.device = device
         self.dtype = dtype
         self.bytes_read = 0
@@ -110,13 +110,14 @@ class Reading:
         dtype: torch.dtype | None,
         kinds: Sequence[str] = FLOATS,
         *,
-        are_codes: bool = False,
+        to_pack: bool = False,
     ) -> Tensor:
         """Read a tensor of one of the number types `kinds`. `dtype`: None leaves it as it was stored.
 
-        `are_codes`: whether it may have no memory.
+        `to_pack`: whether it is read to be packed, and may have no memory if it is not used as stored.
         """
         stored = self._source.find(name, shape, kinds)
+        is_as_wanted = stored is not None and f"torch.{stored.dtype}" == str(dtype)
         if dtype is None:
             as_stored = stored.dtype if stored and stored.dtype in kinds else kinds[0]
             dtype = cast("torch.dtype", getattr(torch, as_stored, torch.uint8))  # blocks come as bytes
@@ -130,7 +131,7 @@ class Reading:
             return self._zeros(shape, cut, dtype)
         before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
         added, total = self._passed - before, max(self._total, self._passed, 1)
-        if are_codes and not self._reads_codes:
+        if to_pack and self._has_packed and not is_as_wanted:
             self._report(self._passed / total)
             return self._zeros(shape, cut, dtype, torch.device("meta"))
         read = stored.read(cut)
@@ -141,13 +142,13 @@ class Reading:
         return tensor
 
     @contextmanager
-    def with_codes(self) -> Iterator[None]:
-        """Have codes be read within the context, of a matrix that is not packed."""
-        before, self._reads_codes = self._reads_codes, True
+    def packing_nothing(self) -> Iterator[None]:
+        """Have all be read within the context, of a matrix that is not packed."""
+        before, self._has_packed = self._has_packed, False
         try:
             yield
         finally:
-            self._reads_codes = before
+            self._has_packed = before
 
     def origin(self, name: str) -> str:
         return f"{self._source.tensors[name].file}: {shown(name)}"
@@ -290,9 +291,14 @@ class Weights:
         shape: Sequence[int],
         cut: Cut | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        to_pack: bool = False,
     ) -> Tensor:
-        """Read the tensor `name`, which must have `shape`, or its piece `cut`, onto the device."""
-        return self.reading.take(self.join(name), tuple(shape), cut, dtype or self.dtype)
+        """Read the tensor `name`, which must have `shape`, or its piece `cut`, onto the device.
+
+        `to_pack`: whether it becomes a packed matrix. If there is one, it may have no memory.
+        """
+        return self.reading.take(self.join(name), tuple(shape), cut, dtype or self.dtype, to_pack=to_pack)
 
     @property
     def headers_only(self) -> bool:
@@ -311,7 +317,7 @@ class Weights:
 
     def codes(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
         """Read codes as they were stored, or, if packed matrices hold them, a tensor without memory."""
-        return self.reading.take(self.join(name), tuple(shape), cut, None, kinds, are_codes=True)
+        return self.reading.take(self.join(name), tuple(shape), cut, None, kinds, to_pack=True)
 
     def origin(self, name: str) -> str:
         return self.reading.origin(self.join(name))

@@ -57,9 +57,9 @@ def read_matrix(
         matrix = FORMATS[coding.format].read(weights, coding, shape, cut)
         return _zeros(weights, shape, cut) if matrix is None else matrix
     if not transposed:
-        return weights.take("weight", shape, cut)
+        return weights.take("weight", shape, cut, to_pack=True)
     turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
-    return weights.take("weight", shape[::-1], turned).t()
+    return weights.take("weight", shape[::-1], turned, to_pack=True).t()
 
 
 def read_embeddings(weights: Weights, shape: tuple[int, int], cut: Cut | None = None) -> Matrix:
@@ -76,7 +76,7 @@ def read_plain_matrix(
     """Read a matrix as plain numbers of this type, whatever its form."""
     if _coding_of(weights) is None:
         return weights.take("weight", shape, cut, dtype)
-    with weights.reading.with_codes():
+    with weights.reading.packing_nothing():
         matrix = read_matrix(weights, shape, cut)
     return matrix.widened(dtype) if isinstance(matrix, Grouped) else matrix.to(dtype)
 

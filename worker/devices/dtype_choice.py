@@ -30,15 +30,15 @@ def choose_dtypes(config: WorkerConfig, device: Device) -> tuple[torch.dtype, to
 
 
 def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
-    """The number type of the model: auto is the checkpoint's, and on a card has 16 bits. One that the device
-    lacks is refused."""
+    """The number type of the model: auto is the checkpoint's, but has no float16 on a CPU, and 16 bits on a
+    card. One that the device lacks is refused."""
     wanted = config.model.dtype if config.options.dtype == "auto" else config.options.dtype
     if wanted not in DTYPES:
         raise ValueError(f"unsupported dtype {wanted!r}: pass --dtype with one of {', '.join(DTYPES)}")
-    if config.options.dtype == "auto" and _lacks_kernels(config, wanted, device):
+    if config.options.dtype == "auto" and wanted == "float16" and isinstance(device, Cpu):
         logger.info(
-            "the checkpoint is quantized and says float16, which the kernels of the CPU do not know: it is "
-            "served in bfloat16, and most exactly with --dtype float32"
+            "the checkpoint is in float16, which the kernels of the CPU do not know: it is served in "
+            "bfloat16, and most exactly with --dtype float32"
         )
         wanted = "bfloat16"
     if config.options.dtype == "auto" and wanted == "float32" and isinstance(device, Cuda):
@@ -131,11 +131,6 @@ def _obstacle_to(small: torch.dtype, config: WorkerConfig, device: Device) -> st
     if has_latent_cache(config.model.raw):
         return "fp8, which is for keys and values, and this model caches latents"
     return None
-
-
-def _lacks_kernels(config: WorkerConfig, wanted: str, device: Device) -> bool:
-    """Whether a quantized checkpoint would have to be widened in every step."""
-    return config.model.quantization is not None and wanted == "float16" and isinstance(device, Cpu)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

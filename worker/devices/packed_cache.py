@@ -114,13 +114,13 @@ class PackedCache:
         self._budget, self._of_device, self._parent = int(gib * GIB), of_device, parent
         self._unsaved: list[tuple[BlockFolder, PackedMatrices]] = []
         self._misfits = False
-        self._spares_codes = True
+        self._spares_reading = True
 
     @contextmanager
     def loading(self, options: LoadOptions) -> Iterator[EarlierLoad]:
         """Have a load within the context use what is kept of it -> what it need not do.
 
-        Raises Misfit if that is not what the model packs, or if it needs codes that were not read: load it
+        Raises Misfit if that is not what the model packs, or if it needs numbers that were not read: load it
         again.
         """
         folder = None if self._misfits else self._open_folder(options)
@@ -130,13 +130,13 @@ class PackedCache:
         packed = find_packed(folder)
         before = packing.kept.set(packed)
         try:
-            yield EarlierLoad(packed.is_found, packed.is_found and self._spares_codes)
+            yield EarlierLoad(packed.is_found, packed.is_found and self._spares_reading)
             packed.check_whole()
         except Exception as reason:
-            if packed.is_found and self._spares_codes:
-                logger.debug("codes are read, as they are wanted", exc_info=True)
-                self._spares_codes = False
-                raise Misfit("codes are wanted") from reason
+            if packed.is_found and self._spares_reading:
+                logger.debug("all is read, as it is wanted", exc_info=True)
+                self._spares_reading = False
+                raise Misfit("numbers are wanted that were not read") from reason
             if isinstance(reason, Misfit):
                 logger.warning("packed weights in %s are not used: %s", folder.root, reason)
                 self._misfits = True

@@ -174,9 +174,8 @@ def test_dtype_is_the_checkpoints_unless_asked() -> None:
         choose_dtype(worker_config(dtype="int8"), device)
 
 
-def test_a_quantized_checkpoint_in_float16_is_served_in_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
-    saved = SavedQuantization("config.json", {"quant_method": "gptq"})
-    model = structs.replace(MODEL, dtype="float16", quantization=saved)
+def test_a_checkpoint_in_float16_is_served_in_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
+    model = structs.replace(MODEL, dtype="float16")
     with caplog.at_level(logging.INFO):
         assert choose_dtype(worker_config(model=model), Cpu(1)) == torch.bfloat16
     assert "is served in bfloat16, and most exactly with --dtype float32" in caplog.text

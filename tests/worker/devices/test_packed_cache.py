@@ -19,6 +19,7 @@ import torch
 from drive import Driver, run_in_chunks
 from packed import Recipe, write_pair
 from packed_floats import write_floats
+from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -82,7 +83,10 @@ def test_mapped_weights_are_the_packed_ones(
 
 
 def load_twice(checkpoint: Path, quantization: str | None = None) -> list[tuple[list[bytes], Tensor, bool]]:
-    """Load a model, keep its weights, load it again -> its matrices, logits, and whether codes were read."""
+    """Load a model, keep its weights, load it again.
+
+    Returns its matrices, logits, and whether what has to be converted was read.
+    """
     found: list[tuple[list[bytes], Tensor, bool]] = []
     for mapped in (False, True):
         device = Cpu(1, quantization=quantization, packed_gib=1.0)
@@ -101,12 +105,13 @@ def load_twice(checkpoint: Path, quantization: str | None = None) -> list[tuple[
 
 @contextmanager
 def noted_reads() -> Iterator[list[bool]]:
-    """Note of each tensor that is taken whether it has codes that were read."""
+    """Note of each tensor that is taken whether it was read to be converted and packed."""
     read, take = list[bool](), Reading.take
 
-    def noting(reading: Reading, *given: Any, **named: Any) -> Tensor:
-        tensor = take(reading, *given, **named)
-        read.append(named.get("are_codes", False) and not tensor.is_meta)
+    def noting(reading: Reading, *given: Any, to_pack: bool = False) -> Tensor:
+        tensor, (name, _, _, dtype, *_) = take(reading, *given, to_pack=to_pack), given
+        changes = dtype is None or f"torch.{reading.stored_type(name)}" != str(dtype)
+        read.append(to_pack and changes and not tensor.is_meta)
         return tensor
 
     with pytest.MonkeyPatch.context() as patched:
@@ -124,6 +129,13 @@ def write_fp8(folder: Path) -> Path:
     return write_floats(tiny_checkpoint("LlamaForCausalLM", folder / "llama"), folder, "blocks")[0]
 
 
+def write_halves(folder: Path) -> Path:
+    written = tiny_checkpoint("LlamaForCausalLM", folder / "llama")
+    file = written / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file)
+    return written
+
+
 def write_packed_checkpoint(recipe: Recipe, folder: Path) -> Path:
     return write_pair(folder, recipe, vocab_size=304, hidden_size=128, intermediate_size=192).packed
 
@@ -133,13 +145,14 @@ def write_packed_checkpoint(recipe: Recipe, folder: Path) -> Path:
     [
         write_gguf_file,
         write_fp8,
+        write_halves,
         partial(write_packed_checkpoint, Recipe(method="gptq", group=32, version=2, act_order=True)),
         partial(write_packed_checkpoint, Recipe(method="awq", group=32, symmetric=False, version=2)),
         partial(write_packed_checkpoint, Recipe(method="pack-quantized", group=32)),
         partial(write_packed_checkpoint, Recipe(method="int-quantized", bits=8)),
     ],
 )
-def test_codes_are_not_read_where_packed_matrices_hold_them(
+def test_codes_and_numbers_to_convert_are_not_read_where_packed_matrices_hold_them(
     write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path / "cache")
@@ -285,7 +298,7 @@ def test_a_file_of_other_matrices_is_given_up(checkpoint: Path, tmp_path: Path) 
     assert folder is not None and write_packed(folder, matrices())
     for spared in (True, False):
         with pytest.raises(packed_cache.Misfit), cache.loading(options) as earlier:
-            assert earlier == EarlierLoad(is_checked=True, has_codes=spared)
+            assert earlier == EarlierLoad(is_checked=True, has_packed=spared)
     assert not files(tmp_path)
     with cache.loading(options) as earlier:
         assert earlier == EarlierLoad()
