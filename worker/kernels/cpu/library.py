@@ -53,9 +53,10 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 _BF16_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma", "bmi2")
+_AMX_NEEDS = ("amx_tile", "amx_bf16", "amx_int8")
 
 LEVELS = (  # the best first
-    Level("amx", (*_BF16_NEEDS, "amx_tile", "amx_bf16"), (*_BF16, "-mamx-tile", "-mamx-bf16")),
+    Level("amx", (*_BF16_NEEDS, *_AMX_NEEDS), (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
     Level("avx512bf16", _BF16_NEEDS, _BF16),
     Level("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "bmi2"), _AVX512),
     Level("avx2", ("avx2", "fma", "f16c", "bmi2"), _AVX2),

@@ -218,7 +218,8 @@ def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> N
         ("avx2 fma f16c bmi2", ["avx2"]),
         ("avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq", ["avx512", "avx2"]),
         (
-            "avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512_vnni amx_tile amx_bf16",
+            "avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512_vnni "
+            "amx_tile amx_bf16 amx_int8",
             ["amx", "avx512bf16", "avx512", "avx2"],
         ),
     ],

@@ -63,7 +63,7 @@ def assert_specified(table: Table, matrix: Grouped, x: Tensor, sections: int | N
     outputs=st.integers(1, 100),
     inputs=st.integers(1, 80),
     sections=st.sampled_from([None, 1, 2, 8]),
-    rows=st.integers(1, 40),
+    rows=st.integers(1, 70),
     end=st.sampled_from([None, True, False]),
     seed=st.integers(0, 1000),
 )

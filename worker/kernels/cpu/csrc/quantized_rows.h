@@ -122,7 +122,7 @@ INLINE int doublings(float number, float up_to, int most) {
 INLINE uint32_t *round_group(uint32_t *to, uint32_t *head, const char *x, long rows, long group, float inverse, float scale,
                              const weights *w) {
     int32_t sum = round_inputs(to, x, group, vec_all(inverse), w);
-    head[rows] = (uint32_t)-(sum * excess_of(w));
+    head[rows] = 0u - (uint32_t)sum * (uint32_t)excess_of(w);
     if (w->offsets || w->minimums) {
         float total = scale * (float)sum;
         memcpy(head + 2 * rows, &total, 4);
