@@ -18,7 +18,7 @@ import torch
 
 _RUNS = 15
 _TIMES = 1_000_000
-_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 
 
 def best_seconds(work: Callable[[], object]) -> float:

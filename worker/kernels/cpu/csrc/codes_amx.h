@@ -17,12 +17,12 @@
 #include "tile_amx.h"
 
 enum {
-    STEP = 2 * PAIRS,            // inputs that one instruction multiplies
-    STEPS = CHUNK / STEP,        // of a run
-    DEPTH = 4 * PAIRS,           // inputs that one instruction multiplies as bytes
-    CODE_TILES = 16,             // the most tiles of a chunk, each of HALF_ROWS rows
-    CODE_BYTES = 512 << 10,      // of a chunk's inputs, which stay in the second-level cache
-    PART = HALF_ROWS * PANEL,    // numbers of a tile
+    STEP = 2 * PAIRS,          // inputs that one instruction multiplies as bfloat16,
+    STEPS = CHUNK / STEP,      // of a run,
+    DEPTH = 4 * PAIRS,         // and as bytes
+    CODE_TILES = 16,           // the most tiles of a chunk, each of HALF_ROWS rows
+    CODE_BYTES = 512 << 10,    // of a chunk's inputs, which stay in the second-level cache
+    PART = HALF_ROWS * PANEL,  // numbers of a tile
 };
 
 // Whether rows of a matrix are multiplied so, from which number on it takes less time.
@@ -115,7 +115,7 @@ INLINE uint32_t *row_behind(uint32_t *row, long quads) {
     return row + 2 * quads % PAIRS * LANES + 2 * quads / PAIRS * COLUMNS * PAIRS * LANES;
 }
 
-// Unpacks the codes of a group of 4 bits, and of 5; -> where those of the next one come.
+// Unpacks the codes of a group, which have 4 bits; -> where those of the next one come.
 INLINE uint32_t *unpack_halves(uint32_t *row, const char *from, long quads, whole below, whole above) {
     const whole *line = (const whole *)from;
     for (long quad = 0; quad < quads; quad += 2, line += COLUMNS) {
@@ -129,6 +129,8 @@ INLINE uint32_t *unpack_halves(uint32_t *row, const char *from, long quads, whol
     }
     return row_behind(row, quads);
 }
+
+// The same of codes of 5 bits.
 INLINE uint32_t *unpack_fives(uint32_t *row, const char *from, long quads, const weights *w) {
     whole bytes[CHUNK / 4 * COLUMNS], excess = whole_all(excess_of(w)), byte = whole_all(255);
     unpack_more(bytes, (const whole *)from, quads, 1);
@@ -139,9 +141,9 @@ INLINE uint32_t *unpack_fives(uint32_t *row, const char *from, long quads, const
                 whole code = whole_down(bytes[quad * COLUMNS + c], 8 * i) & byte;
                 numbers[i] = whole_of_bits(vec_of_whole(code - excess));
             }
-            for (int i = 0; i < 2; i++) {  // bfloat16 is the upper half of float32
-                whole pair = (whole_down(numbers[2 * i], 16) & whole_all(0xffff)) | (numbers[2 * i + 1] & whole_all(0xffff0000));
-                whole_store((whole *)(row_behind(row, quad) + (c * PAIRS + i) * LANES), pair);
+            for (int i = 0; i < 4; i += 2) {  // bfloat16 is the upper half of float32
+                whole pair = whole_down(numbers[i], 16) | (numbers[i + 1] & whole_all((int)0xffff0000));
+                whole_store(row_behind(row, quad) + (c * PAIRS + i / 2) * LANES, pair);
             }
         }
     }
