@@ -46,6 +46,7 @@ def _no_collection() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     """Trees of all files are no garbage, which Python would look for in them again and again."""
     gc.disable()
     yield
+    gc.freeze()
     gc.enable()
 
 
@@ -66,21 +67,21 @@ def test_a_file_can_be_read_in_one_sitting() -> None:
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
-def functions_in(body: Iterable[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions at any depth; expressions, of which a tree mostly consists, have none."""
+def statements_in(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All statements at any depth, without the expressions of which a tree mostly consists."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+        yield node
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             if isinstance(inner := getattr(node, field, None), list):
-                yield from functions_in(inner)
+                yield from statements_in(inner)
 
 
 def test_a_function_fits_a_screen() -> None:
     long = {
         f"{name_of(path)}:{node.name}"
         for path in [*SOURCES, *TESTS]
-        for node in functions_in(parsed(path).body)
+        for node in statements_in(parsed(path).body)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_FUNCTION
     }
     assert long == LONG_FUNCTIONS
@@ -102,7 +103,7 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
 def imports_of(path: Path) -> set[str]:
     """Every module of ours that a file imports: in functions and for types only, too."""
     modules = set[str]()
-    for node in ast.walk(parsed(path)):
+    for node in statements_in(parsed(path).body):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -201,7 +202,7 @@ def reads_environment(tree: ast.Module) -> bool:
 
 def doc_strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """The strings that describe modules, classes, functions, fields and constants, with their lines."""
-    for node in ast.walk(tree):
+    for node in statements_in(tree.body):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield node.lineno, text.strip()

@@ -29,7 +29,7 @@ def export(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
 
 
 def _write(folder: Path, path: Path, *, trust_remote_code: bool) -> None:
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         folder, trust_remote_code=trust_remote_code, local_files_only=True

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers import AttentionInterface
+from transformers.modeling_utils import AttentionInterface
 
 from models.layers.attention import Attention
 

@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.checkpoint.weights import Weights
@@ -148,7 +149,8 @@ def _model_class(setup: ModelSetup) -> Any:
                 else "and the checkpoint brings no code for one (no 'AutoModelForCausalLM' in 'auto_map')"
             )
         )
-    return getattr(transformers, architecture)
+    # By name: a type checker that is shown the whole package reads the code of all its models.
+    return getattr(import_module("transformers"), architecture)
 
 
 def _hf_config(model_class: Any, setup: ModelSetup) -> PretrainedConfig:

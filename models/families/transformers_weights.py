@@ -13,7 +13,6 @@ from copy import deepcopy
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -21,6 +20,7 @@ from transformers.core_model_loading import (
     dot_natural_key,
     rename_source_key,
 )
+from transformers.modeling_utils import PreTrainedModel
 
 from models.checkpoint.weights import Weights
 from models.families.attention_calls import UnsupportedModel
