@@ -1,4 +1,4 @@
-"""Products of small codes with 8-bit inputs, over shapes, sections and numbers that instructions may cut."""
+"""Products of small codes with rounded inputs, mostly of 8 bits, over shapes, sections and numbers that instructions may cut."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def table(level: str) -> Table:
 def made(name: str, shape: Shape, group: int) -> Grouped:
     if name in FORMS:
         return FORMS[name](shape)
-    given = {"dtype": shape.dtype, "group": group, "input_bits": 8}
+    given = {"dtype": shape.dtype, "group": group, "input_bits": shape.input_bits}
     return drawn(shape.outputs, shape.inputs, bits=int(name[1]), **given)
 
 
@@ -63,6 +63,7 @@ def assert_specified(table: Table, matrix: Grouped, x: Tensor, sections: int | N
     outputs=st.integers(1, 100),
     inputs=st.integers(1, 80),
     sections=st.sampled_from([None, 1, 2, 8]),
+    input_bits=st.sampled_from([8, 8, 16]),
     rows=st.integers(1, 70),
     end=st.sampled_from([None, True, False]),
     seed=st.integers(0, 1000),
@@ -75,12 +76,13 @@ def test_products_are_those_specified(
     outputs: int,
     inputs: int,
     sections: int | None,
+    input_bits: int,
     rows: int,
     end: bool | None,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    matrix = made(name, Shape(outputs, 16 * inputs, torch.bfloat16, 8), group)
+    matrix = made(name, Shape(outputs, 16 * inputs, torch.bfloat16, input_bits), group)
     x = torch.randn(rows, 16 * inputs) * torch.randn(rows, inputs).mul(3).exp().repeat_interleave(16, 1)
     if end is not None:
         matrix, x = at_an_end(matrix, end), torch.ones_like(x) * (-1) ** rows
