@@ -126,11 +126,12 @@ def test_codes_of_five_bits_become_bytes_in_small_groups(
 # Numbers in e4m3: every code, sums in one order, and the kernels against exact products.
 
 
-def test_every_code_is_exact(table: Table) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_code_is_exact(table: Table, dtype: torch.dtype) -> None:
     """Also those without a leading 1, the smallest of which is 2^-9."""
     codes = torch.tensor([CODES], dtype=torch.uint8)
-    matrix = Grouped(codes, 8, 0, torch.ones(1, 1), None, len(CODES), torch.float32, kind=E4M3)
-    found = table["linear"](torch.eye(len(CODES)), table["pack"](matrix))
+    matrix = Grouped(codes, 8, 0, torch.ones(1, 1), None, len(CODES), dtype, kind=E4M3)
+    found = table["linear"](torch.eye(len(CODES), dtype=dtype), table["pack"](matrix), wide=True)
     assert torch.equal(found[:, 0], codes[0].view(torch.float8_e4m3fn).float())
 
 
@@ -146,10 +147,13 @@ def test_products_are_exact_up_to_the_sum(table: Table, group: int, dtype: torch
         expected = exact(x, matrix)
         for out in (table["linear"](x, packed, wide=True), torch_operations.linear(x, specified, wide=True)):
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+        alone = torch.cat([table["linear"](row, packed, wide=True) for row in x.split(1)])
+        assert torch.equal(table["linear"](x, packed, wide=True), alone)
 
 
-def test_sections_are_added_up_as_ranks_do(table: Table) -> None:
-    matrix, x = drawn_e4m3(40, 8 * 48, group=0), torch.randn(5, 8 * 48)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sections_are_added_up_as_ranks_do(table: Table, dtype: torch.dtype) -> None:
+    matrix, x = drawn_e4m3(40, 8 * 48, group=0, dtype=dtype), torch.randn(5, 8 * 48).to(dtype)
     whole = table["linear"](x, table["pack"](matrix, sections=8), wide=True)
     halves = [
         table["linear"](piece, table["pack"](half, sections=4), wide=True)

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "byte_codes_amx.h"
-#include "float_codes_amx.h"
 #include "product.h"
 #include "scaled_codes_amx.h"
 #include "shifted_codes_amx.h"
@@ -13,13 +12,12 @@ enum {
     CODE_BYTES = 512 << 10,  // of a chunk's inputs, which stay in the second-level cache
 };
 
-typedef enum { NO_CODES, SHIFTED_CODES, SCALED_CODES, BYTE_CODES, FLOAT_CODES } code_form;
+typedef enum { NO_CODES, SHIFTED_CODES, SCALED_CODES, BYTE_CODES } code_form;
 
 INLINE code_form form_of(const weights *w) {
     if (has_scaled_codes(w)) return SCALED_CODES;
     if (has_shifted_codes(w)) return SHIFTED_CODES;
-    if (has_byte_codes(w)) return BYTE_CODES;
-    return has_float_codes(w) ? FLOAT_CODES : NO_CODES;
+    return has_byte_codes(w) ? BYTE_CODES : NO_CODES;
 }
 
 // Whether rows of a matrix are multiplied so, from which number on it takes less time.
@@ -28,7 +26,6 @@ INLINE int has_codes_for_amx(const weights *w, long rows) {
         case SHIFTED_CODES: return rows >= (w->bits == 4 ? 1 : 4) * HALF_ROWS;
         case SCALED_CODES: return rows >= 2 * HALF_ROWS;
         case BYTE_CODES: return rows >= (has_words(w) ? 12 : (w->group < DEPTH ? 3 : 1) * HALF_ROWS);
-        case FLOAT_CODES: return 1;
         default: return 0;
     }
 }
@@ -41,32 +38,19 @@ typedef struct {
     long tiles, chunks, blocks;
 } codes_job;
 
-// The inputs of a step, the bytes that a row has of them in a tile, and those of a tile for so many whole steps.
+// The inputs of a step, the bytes that a row has of them in a tile, and those of a tile for so many inputs.
 INLINE long step_inputs(const weights *w, code_form form) {
-    switch (form) {
-        case SHIFTED_CODES: return STEP;
-        case SCALED_CODES: return DEPTH;
-        case BYTE_CODES: return least(w->group, DEPTH);
-        default: return least(w->group, STEP);
-    }
+    return form == SHIFTED_CODES ? STEP : form == SCALED_CODES ? DEPTH : least(w->group, DEPTH);
 }
-INLINE long step_bytes(const weights *w, code_form form) {
-    return form == BYTE_CODES ? step_inputs(w, form) : form == FLOAT_CODES ? 2 * step_inputs(w, form) : STEP_BYTES;
-}
+INLINE long step_bytes(const weights *w, code_form form) { return form == BYTE_CODES ? step_inputs(w, form) : STEP_BYTES; }
 INLINE long bytes_before(const weights *w, code_form form, long inputs) {
     return inputs * HALF_ROWS * (form == SCALED_CODES || (form == BYTE_CODES && !has_words(w)) ? 1 : 2);
 }
-INLINE long bytes_of_section(const weights *w, code_form form) {
-    long step = step_inputs(w, form);
-    return bytes_before(w, form, ceil_div(section_inputs(w), step) * step);
-}
-INLINE long bytes_of_tile(const weights *w, code_form form) { return w->sections * bytes_of_section(w, form); }
 
 // The numbers of a row for groups that are rounded together: of bytes those that `round_row` writes, else a scale, and what
-// the inputs of each group add up to, if it is wanted. Inputs that are not rounded have none.
+// the inputs of each group add up to, if it is wanted.
 INLINE int has_lows(const weights *w) { return w->offsets || w->minimums; }
 INLINE long numbers_together(const weights *w, code_form form) {
-    if (form == FLOAT_CODES) return 0;
     return form == BYTE_CODES ? head_of(w) : 1 + (has_lows(w) ? groups_rounded(w) : 0);
 }
 INLINE long numbers_of_section(const weights *w, code_form form) {
@@ -95,47 +79,26 @@ INLINE void lay_step(char *to, const uint32_t *inputs, const uint32_t *head, lon
     else memcpy(to, (const char *)inputs + i, bytes);
 }
 
-// Rounds a chunk of a row, and lays it; numbers: where its own are to be written; -> where the next ones are.
-INLINE float *lay_rounded(char *to, float *numbers, const char *from, long group, long count, const weights *w,
-                          code_form form) {
-    const long together = groups_rounded(w), step = step_inputs(w, form);
-    uint32_t head[MOST_HEAD], rounded[CHUNK / 2 + LANES];
-    round_row(rounded, head - shifted(group, together) * head_of(w), from, 1, group, w);
-    for (long i = 0, run = 0; i < count; i += together * w->group, run++, numbers += numbers_together(w, form))
-        lay_numbers(numbers, head + run * head_of(w), w, form);
-    for (long i = 0; i < count; i += step, to += bytes_before(w, form, step)) lay_step(to, rounded, head, i, w, form);
-    return numbers;
-}
-
-// Lays a chunk of a row as it is, with zeros behind the last step.
-INLINE void lay_plain(char *to, const char *from, long group, long count, const weights *w) {
-    const long step = step_inputs(w, FLOAT_CODES);
-    char inputs[CHUNK * 2];
-    from = inputs_of(inputs, from, group, count, w);
-    for (; count > 0; count -= step, from += 2 * step, to += bytes_before(w, FLOAT_CODES, step)) {
-        if (count < step) memset(to, 0, 2 * step);
-        memcpy(to, from, 2 * least(count, step));
-    }
-}
-
-// Lays rows as tiles read them.
+// Rounds rows, and lays them as tiles read them.
 static void lay_codes_rows(const void *task, long first, long last) {
     const codes_job *j = task;
     const weights *w = j->product.w;
     const code_form form = j->form;
-    const long inputs = section_inputs(w);
+    const long inputs = section_inputs(w), together = groups_rounded(w), step = step_inputs(w, form);
     float *numbers = j->numbers + first * numbers_of_row(w, form);
+    uint32_t head[MOST_HEAD], rounded[CHUNK / 2 + LANES];
     for (long r = first; r < last; r++) {
         const char *from = j->product.x + r * j->product.x_stride;
-        char *to = j->laid + bytes_of_tile(w, form) * (r / HALF_ROWS) + r % HALF_ROWS * step_bytes(w, form);
+        char *to = j->laid + bytes_before(w, form, w->inputs) * (r / HALF_ROWS) + r % HALF_ROWS * step_bytes(w, form);
         for (long section = 0; section < w->sections; section++, from += inputs * width_of(w->kind)) {
             for (long input = 0; input < inputs; input += CHUNK) {
                 long group = shifted(input, w->group), count = least(CHUNK, inputs - input);
-                char *place = to + bytes_before(w, form, input);
-                if (form == FLOAT_CODES) lay_plain(place, from, group, count, w);
-                else numbers = lay_rounded(place, numbers, from, group, count, w, form);
+                round_row(rounded, head - shifted(group, together) * head_of(w), from, 1, group, w);
+                for (long i = 0, run = 0; i < count; i += together * w->group, run++, numbers += numbers_together(w, form))
+                    lay_numbers(numbers, head + run * head_of(w), w, form);
+                for (long i = 0; i < count; i += step, to += bytes_before(w, form, step))
+                    lay_step(to, rounded, head, i, w, form);
             }
-            to += bytes_of_section(w, form);
         }
     }
 }
@@ -145,22 +108,18 @@ typedef union {
     shifted_run shifted;
     scaled_run scaled;
     byte_run bytes;
-    float_run floats;
 } code_run;
 
-// The groups of a run. A lone tile waits for memory, which it reads more evenly in short runs.
-INLINE long groups_of_run(const codes_job *j) {
-    const weights *w = j->product.w;
-    if (j->form == FLOAT_CODES && j->tiles == 1) return shifted(CHUNK / 2, w->group);
-    return j->form == BYTE_CODES || j->form == FLOAT_CODES ? shifted(CHUNK, w->group) : groups_rounded(w);
+// The groups of a run.
+INLINE long groups_of_run(const weights *w, code_form form) {
+    return form == BYTE_CODES ? shifted(CHUNK, w->group) : groups_rounded(w);
 }
 
 INLINE const char *unpack_run(code_run *to, const groups *from, const weights *w, code_form form) {
     switch (form) {
         case SHIFTED_CODES: return unpack_shifted(&to->shifted, from, w);
         case SCALED_CODES: return unpack_scaled(&to->scaled, from, w);
-        case BYTE_CODES: return unpack_bytes(&to->bytes, from, w);
-        default: return unpack_floats(&to->floats, from, w);
+        default: return unpack_bytes(&to->bytes, from, w);
     }
 }
 
@@ -168,7 +127,6 @@ INLINE const char *unpack_run(code_run *to, const groups *from, const weights *w
 INLINE void add_run(const code_run *run, const code_tile *t, const weights *w, code_form form, const int low) {
     if (form == SHIFTED_CODES) add_shifted(&run->shifted, t, low);
     else if (form == SCALED_CODES) add_scaled(&run->scaled, t, low);
-    else if (form == FLOAT_CODES) add_floats(&run->floats, t, w);
     else if (has_words(w)) add_bytes(&run->bytes, t, w, 1, low);
     else add_bytes(&run->bytes, t, w, 0, low);
 }
@@ -177,7 +135,7 @@ INLINE void add_run(const code_run *run, const code_tile *t, const weights *w, c
 INLINE void multiply_code_panel(const codes_job *j, long panel, long first, long end, float sums[][MOST_SUMS * PART],
                                 const code_form form) {
     const weights *w = j->product.w;
-    const long all = section_groups(w), numbers = numbers_of_row(w, form), at_once = groups_of_run(j);
+    const long all = section_groups(w), numbers = numbers_of_row(w, form), at_once = groups_of_run(w, form);
     const char *next = (const char *)panel_of(w, panel);
     code_run run __attribute__((aligned(64)));
     for (long section = 0; section < w->sections; section++) {
@@ -187,13 +145,13 @@ INLINE void multiply_code_panel(const codes_job *j, long panel, long first, long
         for (; from.group < all; from.group = from.end, from.panel = next) {
             from.end = least(from.group + at_once, all);
             next = unpack_run(&run, &from, w, form);
-            long inputs = section * bytes_of_section(w, form) + bytes_before(w, form, from.group * w->group);
+            long inputs = bytes_before(w, form, section * section_inputs(w) + from.group * w->group);
             long number = section * numbers_of_section(w, form) +
                           from.group / groups_rounded(w) * numbers_together(w, form);
             for (long tile = first; tile < end; tile++) {
-                code_tile t = {.rows = least(HALF_ROWS, j->product.rows - tile * HALF_ROWS), .stride = numbers};
-                t.x = j->laid + tile * bytes_of_tile(w, form) + inputs;
-                t.next = t.x + bytes_of_tile(w, form);
+                code_tile t = {.stride = numbers};
+                t.x = j->laid + tile * bytes_before(w, form, w->inputs) + inputs;
+                t.next = t.x + bytes_before(w, form, w->inputs);
                 t.numbers = j->numbers + tile * HALF_ROWS * numbers + number;
                 t.sums = place_of_section(sums[tile - first], HALF_ROWS, w, section, 0);
                 if (has_lows(w)) add_run(&run, &t, w, form, 1);
@@ -213,7 +171,7 @@ static void multiply_code_units(const void *task, long first, long last) {
     const weights *w = j->product.w;
     long panels = panels_of(w);
     float(*sums)[MOST_SUMS * PART] = scratch_beside(CODE_TILES * sizeof *sums);
-    shape_code_tiles(j->form == FLOAT_CODES ? least(HALF_ROWS, j->product.rows) : HALF_ROWS, step_bytes(w, j->form));
+    shape_steps(AMX_ROWS, step_bytes(w, j->form));
     for (long unit = first; unit < last; unit++) {
         long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
         for (long panel = panels * block / j->blocks; panel < end; panel++) {
@@ -221,8 +179,7 @@ static void multiply_code_units(const void *task, long first, long last) {
             switch (j->form) {  // each is compiled apart
                 case SHIFTED_CODES: multiply_code_panel(j, panel, from, to, sums, SHIFTED_CODES); break;
                 case SCALED_CODES: multiply_code_panel(j, panel, from, to, sums, SCALED_CODES); break;
-                case BYTE_CODES: multiply_code_panel(j, panel, from, to, sums, BYTE_CODES); break;
-                default: multiply_code_panel(j, panel, from, to, sums, FLOAT_CODES);
+                default: multiply_code_panel(j, panel, from, to, sums, BYTE_CODES);
             }
         }
     }
@@ -232,14 +189,11 @@ static void multiply_code_units(const void *task, long first, long last) {
 static void linear_codes_amx(const product *p) {
     const weights *w = p->w;
     codes_job j = {.product = *p, .form = form_of(w), .tiles = ceil_div(p->rows, HALF_ROWS)};
-    long tile_bytes = bytes_of_tile(w, j.form), most = CODE_BYTES / tile_bytes, panels = panels_of(w);
+    long tile_bytes = bytes_before(w, j.form, w->inputs), most = CODE_BYTES / tile_bytes, panels = panels_of(w);
     j.laid = scratch(j.tiles * (tile_bytes + HALF_ROWS * numbers_of_row(w, j.form) * (long)sizeof *j.numbers));
     j.numbers = (float *)(j.laid + j.tiles * tile_bytes);
     spread(p->rows, 8, lay_codes_rows, &j);
     j.chunks = ceil_div(j.tiles, most < 1 ? 1 : least(most, CODE_TILES));
-    j.blocks = ceil_div(8 * threads, j.chunks);
-    if (j.tiles == 1 && j.blocks < panels / 4) j.blocks = panels / 4;
-    j.blocks = least(j.blocks, panels);
-    if (j.tiles == 1) spread_streams(j.blocks, 1, multiply_code_units, &j);
-    else spread(j.blocks * j.chunks, 1, multiply_code_units, &j);
+    j.blocks = least(ceil_div(8 * threads, j.chunks), panels);
+    spread(j.blocks * j.chunks, 1, multiply_code_units, &j);
 }

@@ -231,7 +231,7 @@ static char *sort_rows(job *j, const int *ids, const int *places, char *memory) 
 
 // Whether a row is laid in the same way for all experts that were chosen, one like several.
 static int all_alike(const job *j) {
-    if (j->count == 0 || by_amx(&j->of.gate_up[j->tiles[0].expert])) return 0;
+    if (j->count == 0 || is_for_amx(&j->of.gate_up[j->tiles[0].expert])) return 0;
     const char *first = (const char *)&j->of.gate_up[j->tiles[0].expert];
     long skipped = sizeof(void *);  // where the panels lie
     for (long i = 1; i < j->count; i++) {

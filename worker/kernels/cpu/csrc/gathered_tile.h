@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__AMX_BF16__)
-#include "tile_amx.h"
+#include "float_codes_amx.h"
 #endif
 #include "tile_methods.h"
 #include "threads.h"
@@ -13,18 +13,10 @@ enum { MOST_ROWS = AMX_ROWS };
 enum { MOST_ROWS = METHOD_ROWS };
 #endif
 
-INLINE int by_amx(const weights *w) {
-#if defined(__AMX_BF16__)
-    return w->kind == BFLOAT16 && !w->bits;
-#else
-    return (void)w, 0;
-#endif
-}
-
-INLINE long tile_rows(const weights *w) { return by_amx(w) ? MOST_ROWS : method_for(w).rows; }
+INLINE long tile_rows(const weights *w) { return is_for_amx(w) ? MOST_ROWS : method_for(w).rows; }
 
 // The size of a row as it is laid.
-INLINE long row_dwords(const weights *w) { return by_amx(w) ? dwords_of(w) : method_for(w).dwords; }
+INLINE long row_dwords(const weights *w) { return is_for_amx(w) ? dwords_of(w) : method_for(w).dwords; }
 
 // A row for AMX, whose sections are filled up with zeros.
 INLINE void lay_padded_row(uint32_t *to, const char *row, long bytes, const weights *w) {
@@ -38,7 +30,7 @@ INLINE void lay_padded_row(uint32_t *to, const char *row, long bytes, const weig
 
 // Lays rows of so many bytes, which may be less than a matrix has inputs, if those have an order.
 INLINE void lay_rows(uint32_t *to, const char *const *rows, long count, long bytes, const weights *w) {
-    if (by_amx(w)) {
+    if (is_for_amx(w)) {
         for (long r = 0; r < count; r++) lay_padded_row(to + r * dwords_of(w), rows[r], shifted(bytes, w->sections), w);
         return;
     }
@@ -66,7 +58,12 @@ typedef struct {
 // Multiplies a tile with a panel; the sums of sections are left apart. shaped: what AMX was set up for.
 INLINE void multiply_tile(const gathered_tile *t, const weights *w, long panel, float *sums, long *shaped) {
 #if defined(__AMX_BF16__)
-    if (by_amx(w)) {
+    if (is_for_amx(w) && w->bits) {
+        float_tile tile = {.x = (const char *)t->x, .stride = dwords_of(w) * 4, .rows = t->rows, .sums = sums};
+        multiply_float_tiles(&tile, 1, w, panel, 1, shaped);
+        return;
+    }
+    if (is_for_amx(w)) {
         const char *from = (const char *)panel_of(w, panel);
         long steps = section_dwords(w) / PAIRS, stride = dwords_of(w) * 4;
         stretch s = {.x = (const char *)t->x, .stride = stride, .rows = t->rows, .panel = from, .steps = steps};

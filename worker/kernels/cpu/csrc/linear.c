@@ -107,7 +107,7 @@ static void linear_laid(const product *whole) {
 
 static void multiply_product(const product *p) {
 #if defined(__AMX_BF16__)
-    if (p->w->kind == BFLOAT16 && !p->w->bits) {
+    if (is_for_amx(p->w)) {
         linear_amx(p);
         return;
     }

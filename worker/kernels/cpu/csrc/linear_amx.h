@@ -1,4 +1,4 @@
-// A product of bfloat16 by AMX.
+// A product of bfloat16 by AMX, with a matrix in bfloat16 or with codes that become floats.
 //
 // Two of the four loads of a step come from the second-level cache, which is as fast as the products of a step, and two
 // from the first-level one: four from the second would take longer. So the rows of x are cut into chunks that stay in
@@ -7,9 +7,9 @@
 // that: those of a tile are computed one after the other.
 #pragma once
 
+#include "float_codes_amx.h"
 #include "product.h"
 #include "threads.h"
-#include "tile_amx.h"
 
 enum {
     CHUNK_BYTES = 768 << 10,  // of x
@@ -82,15 +82,33 @@ static void multiply_panel(const amx_job *j, long panel, tiles_of_chunk tiles, l
     }
 }
 
+// The same where a run of the panel is widened for all tiles of a chunk. sums: a place for each tile.
+static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk tiles, long *shaped,
+                                    float sums[][MOST_SUMS * AMX_ROWS * PANEL]) {
+    const product *p = &j->product;
+    float_tile of[CHUNK_TILES];
+    const long count = tiles.end - tiles.first;
+    for (long i = 0; i < count; i++) {
+        long start = (tiles.first + i) * AMX_ROWS;
+        const char *x = p->x + start * p->x_stride;
+        of[i] = (float_tile){.x = x, .stride = p->x_stride, .rows = least(AMX_ROWS, p->rows - start), .sums = sums[i]};
+    }
+    multiply_float_tiles(of, count, p->w, panel, 0, shaped);
+    for (long i = 0; i < count; i++) finish_tile(p, sums[i], (tiles.first + i) * AMX_ROWS, of[i].rows, panel);
+}
+
 static void multiply_units(const void *task, long first, long last) {
     const amx_job *j = task;
     long shaped = 0, panels = panels_of(j->product.w);
-    float sums[CHUNK_TILES][AMX_ROWS * PANEL] __attribute__((aligned(64)));
+    const int codes = j->product.w->bits != 0;
+    void *sums = scratch_beside(CHUNK_TILES * (codes ? MOST_SUMS : 1) * AMX_ROWS * PANEL * sizeof(float));
     for (long unit = first; unit < last; unit++) {
         long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
         tiles_of_chunk tiles = {j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks};
-        for (long panel = panels * block / j->blocks; panel < end; panel++)
-            multiply_panel(j, panel, tiles, &shaped, sums);
+        for (long panel = panels * block / j->blocks; panel < end; panel++) {
+            if (codes) multiply_panel_of_codes(j, panel, tiles, &shaped, sums);
+            else multiply_panel(j, panel, tiles, &shaped, sums);
+        }
     }
     _tile_release();  // or each switch to another process would save them
 }
@@ -106,7 +124,7 @@ static void linear_amx(const product *p) {
         j.product.x = j.laid;
         j.product.x_stride = row_bytes;
     }
-    if (w->sections == 1 && j.tiles > 1) j.stretches = ceil_div(dwords_of(w) / PAIRS, STRETCH_STEPS);
+    if (w->sections == 1 && j.tiles > 1 && !w->bits) j.stretches = ceil_div(dwords_of(w) / PAIRS, STRETCH_STEPS);
     j.chunks = ceil_div(j.tiles, most < 1 ? 1 : least(most, CHUNK_TILES));
     // Enough units for threads to end together. Those of a single tile are small, so that memory is read evenly.
     j.blocks = ceil_div(4 * threads, j.chunks);

@@ -14,14 +14,16 @@ enum {
     STEP_PANEL = PAIRS * PANEL * 4,  // and of the panel
 };
 
-// Registers 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the
-// panel.
-INLINE void shape_tiles(long rows) {
-    uint8_t upper = (uint8_t)least(rows, HALF_ROWS), lower = (uint8_t)(rows - upper);
-    shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF_ROWS, HALF_ROWS}};
-    for (int tile = 0; tile < 8; tile++) s.row_bytes[tile] = s.rows[tile] ? 64 : 0;
+// Registers 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x, with so many bytes for a step;
+// 6 and 7 parts of the panel.
+INLINE void shape_steps(long rows, long bytes) {
+    uint8_t upper = (uint8_t)least(rows, HALF_ROWS), lower = (uint8_t)(rows - upper), dwords = (uint8_t)(bytes / 4);
+    shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, dwords, dwords}};
+    for (int tile = 0; tile < 8; tile++)
+        s.row_bytes[tile] = s.rows[tile] == 0 ? 0 : tile == 4 || tile == 5 ? (uint16_t)bytes : STEP_BYTES;
     set_shapes(&s);
 }
+INLINE void shape_tiles(long rows) { shape_steps(rows, STEP_BYTES); }
 
 // A part of a tile: some steps of its rows and of its panel. If `rows_once`, the panel is used again by the next tile
 // and stays in the first-level cache, through which the rows pass; else it is the other way round.

@@ -4,7 +4,8 @@
 // A chunk of a panel is widened once for all tiles, or if a few rows are all there is, in registers: to pairs of bfloat16,
 // which hold every number, where inputs are bfloat16 and the processor multiplies those, else to float32. Inputs are not
 // rounded. Each group is added up in the order of its inputs, multiplied by its scale and added to the output, for any
-// number of rows in the same way. Where there is AMX, layers without experts multiply by that (`float_codes_amx.h`).
+// number of rows in the same way. Where there is AMX, it multiplies what is in bfloat16
+// (`float_codes_amx.h`).
 #include "tile_floats.h"
 
 #include "float_codes.h"

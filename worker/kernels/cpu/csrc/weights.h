@@ -49,6 +49,15 @@ enum { FLOAT16 = BFLOAT16 + 1, POWER, UNSIGNED, SIGNED };  // types of scales on
 // Whether codes become floats, with which inputs are multiplied as they are: else both are whole numbers.
 INLINE int are_floats(const weights *w) { return w->codes == E4M3 || w->codes >= NF4; }
 
+// Whether a matrix is multiplied by AMX as bfloat16, with any number of rows.
+INLINE int is_for_amx(const weights *w) {
+#if defined(__AMX_BF16__)
+    return w->kind == BFLOAT16 && (!w->bits || are_floats(w));
+#else
+    return (void)w, 0;
+#endif
+}
+
 // A part of the rows of a matrix as it was loaded. Parts lie anywhere; each is contiguous.
 typedef struct {
     const char *first;
