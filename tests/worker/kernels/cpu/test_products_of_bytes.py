@@ -1,4 +1,4 @@
-"""Products of small codes with rounded inputs, mostly of 8 bits, over shapes, sections and numbers that instructions may cut."""
+"""Products of small codes with rounded inputs, over shapes, sections and numbers that instructions cut."""
 
 from dataclasses import replace
 
