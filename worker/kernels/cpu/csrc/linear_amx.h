@@ -4,7 +4,8 @@
 // from the first-level one: four from the second would take longer. So the rows of x are cut into chunks that stay in
 // the second-level cache, and a panel into stretches that stay in the first-level one while they are multiplied with
 // all rows of a chunk. The sums of the tiles wait in memory until the panel's next stretch. Sections are too short for
-// that: those of a tile are computed one after the other.
+// that: those of a tile are computed one after the other. Of rows with many inputs too few would stay in the cache: a stretch
+// of more of them does, for some panels whose sums wait as well.
 #pragma once
 
 #include "float_codes_amx.h"
@@ -16,6 +17,9 @@ enum {
     CHUNK_TILES = 16,         // the most tiles of a chunk
     STRETCH_STEPS = 18,       // the most steps of a stretch
     AMX_AHEAD = 4096,         // bytes from what a lone tile multiplies to what it prefetches
+    LONG_STEPS = 144,         // steps from which on inputs are many
+    LONG_TILES = 8,           // tiles of a chunk then,
+    LONG_PANELS = 8,          // and panels for which its stretches stay in the cache
 };
 
 typedef struct {
@@ -26,6 +30,12 @@ typedef struct {
     long blocks;     // of panels; a unit of work is a block times a chunk
     long stretches;  // of a panel
 } amx_job;
+
+// Numbers of the sums of a tile that wait, those of its sections included.
+INLINE long room_of(const weights *w) { return (w->sections > 1 ? MOST_SUMS : 1) * AMX_ROWS * PANEL; }
+
+// Whether rows of a matrix have many inputs; `tiles`: of a job.
+INLINE int is_long(const weights *w, long tiles) { return !w->bits && tiles > 1 && dwords_of(w) / PAIRS >= LONG_STEPS; }
 
 // Some tiles of a job.
 typedef struct {
@@ -82,7 +92,50 @@ static void multiply_panel(const amx_job *j, long panel, tiles_of_chunk tiles, l
     }
 }
 
-// The same where a run of the panel is widened for all tiles of a chunk. sums: a place for each tile.
+// Multiplies the tiles of a chunk with a stretch of a panel, which is one of a section. sums: a place for each tile. ahead: what
+// the tiles prefetch, each its share.
+INLINE void multiply_stretch_of_tiles(const amx_job *j, tiles_of_chunk tiles, stretch s, const char *ahead, long section,
+                                      int begins, int ends, long *shaped, float *sums) {
+    const product *p = &j->product;
+    const char *x = s.x;
+    s.lines = ceil_div(STEP_PANEL / 64, tiles.end - tiles.first);
+    for (long tile = tiles.first; tile < tiles.end; tile++, ahead += s.steps * s.lines * 64, sums += room_of(p->w)) {
+        s.x = x + tile * AMX_ROWS * s.stride;
+        s.rows = least(AMX_ROWS, p->rows - tile * AMX_ROWS);
+        s.ahead = ahead;
+        if (s.rows != *shaped) shape_tiles(*shaped = s.rows);
+        multiply_stretch(&s, place_of_section(sums, s.rows, p->w, section, 0), begins);
+        if (ends) join_section(sums, s.rows, p->w, section);
+    }
+}
+
+// Multiplies the tiles of a chunk with so many panels from the first one on, whose rows have many inputs.
+static void multiply_long_panels(const amx_job *j, long first, long count, tiles_of_chunk tiles, long *shaped, float *sums) {
+    const product *p = &j->product;
+    const weights *w = p->w;
+    const long all = section_dwords(w) / PAIRS, stretches = ceil_div(all, STRETCH_STEPS);
+    const long room = (tiles.end - tiles.first) * room_of(w);
+    for (long i = 0; i < w->sections * stretches; i++) {
+        long number = i % stretches, section = i / stretches, begin = all * number / stretches;
+        stretch s = {.stride = p->x_stride, .steps = all * (number + 1) / stretches - begin, .rows_once = 1};
+        begin += section * all;
+        s.x = p->x + begin * STEP_BYTES;
+        for (long panel = 0; panel < count; panel++) {
+            s.panel = (const char *)panel_of(w, first + panel) + begin * STEP_PANEL;
+            const char *ahead = s.panel + panel_bytes(w);  // the same of the next panel
+            if (panel + 1 == count) ahead = (const char *)panel_of(w, first) + (begin + s.steps) * STEP_PANEL;
+            multiply_stretch_of_tiles(j, tiles, s, ahead, section, number == 0, number + 1 == stretches, shaped,
+                                      sums + panel * room);
+        }
+    }
+    for (long panel = 0; panel < count; panel++)
+        for (long tile = tiles.first; tile < tiles.end; tile++) {
+            long start = tile * AMX_ROWS, rows = least(AMX_ROWS, p->rows - start);
+            finish_tile(p, sums + panel * room + (tile - tiles.first) * room_of(w), start, rows, first + panel);
+        }
+}
+
+// The same with a panel of codes, of which a run is widened for all tiles of a chunk. sums: a place for each tile.
 static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk tiles, long *shaped,
                                     float sums[][MOST_SUMS * AMX_ROWS * PANEL]) {
     const product *p = &j->product;
@@ -99,14 +152,17 @@ static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk
 
 static void multiply_units(const void *task, long first, long last) {
     const amx_job *j = task;
-    long shaped = 0, panels = panels_of(j->product.w);
-    const int codes = j->product.w->bits != 0;
-    void *sums = scratch_beside(CHUNK_TILES * (codes ? MOST_SUMS : 1) * AMX_ROWS * PANEL * sizeof(float));
+    const weights *w = j->product.w;
+    const long panels = panels_of(w), most = is_long(w, j->tiles) ? LONG_PANELS : 1;
+    long shaped = 0;
+    void *sums = scratch_beside(CHUNK_TILES * most * room_of(w) * sizeof(float));
     for (long unit = first; unit < last; unit++) {
         long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
         tiles_of_chunk tiles = {j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks};
-        for (long panel = panels * block / j->blocks; panel < end; panel++) {
-            if (codes) multiply_panel_of_codes(j, panel, tiles, &shaped, sums);
+        for (long panel = panels * block / j->blocks, count; panel < end; panel += count) {
+            count = least(most, end - panel);
+            if (w->bits) multiply_panel_of_codes(j, panel, tiles, &shaped, sums);
+            else if (most > 1) multiply_long_panels(j, panel, count, tiles, &shaped, sums);
             else multiply_panel(j, panel, tiles, &shaped, sums);
         }
     }
@@ -125,6 +181,7 @@ static void linear_amx(const product *p) {
         j.product.x_stride = row_bytes;
     }
     if (w->sections == 1 && j.tiles > 1 && !w->bits) j.stretches = ceil_div(dwords_of(w) / PAIRS, STRETCH_STEPS);
+    if (is_long(w, j.tiles)) most = LONG_TILES;
     j.chunks = ceil_div(j.tiles, most < 1 ? 1 : least(most, CHUNK_TILES));
     // Enough units for threads to end together. Those of a single tile are small, so that memory is read evenly.
     j.blocks = ceil_div(4 * threads, j.chunks);
