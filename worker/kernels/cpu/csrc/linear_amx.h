@@ -136,18 +136,18 @@ static void multiply_long_panels(const amx_job *j, long first, long count, tiles
 }
 
 // The same with a panel of codes, of which a run is widened for all tiles of a chunk. sums: a place for each tile.
-static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk tiles, long *shaped,
-                                    float sums[][MOST_SUMS * AMX_ROWS * PANEL]) {
+static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk tiles, long *shaped, float *sums) {
     const product *p = &j->product;
     float_tile of[CHUNK_TILES];
     const long count = tiles.end - tiles.first;
     for (long i = 0; i < count; i++) {
         long start = (tiles.first + i) * AMX_ROWS;
         const char *x = p->x + start * p->x_stride;
-        of[i] = (float_tile){.x = x, .stride = p->x_stride, .rows = least(AMX_ROWS, p->rows - start), .sums = sums[i]};
+        of[i] = (float_tile){.x = x, .stride = p->x_stride, .rows = least(AMX_ROWS, p->rows - start)};
+        of[i].sums = sums + i * room_of(p->w);
     }
     multiply_float_tiles(of, count, p->w, panel, 0, shaped);
-    for (long i = 0; i < count; i++) finish_tile(p, sums[i], (tiles.first + i) * AMX_ROWS, of[i].rows, panel);
+    for (long i = 0; i < count; i++) finish_tile(p, of[i].sums, (tiles.first + i) * AMX_ROWS, of[i].rows, panel);
 }
 
 static void multiply_units(const void *task, long first, long last) {
