@@ -142,7 +142,7 @@ def test_products_are_exact_up_to_the_sum(table: Table, group: int, dtype: torch
     packed, specified = table["pack"](matrix), PLAIN["pack"](matrix)
     assert isinstance(packed, Packed)
     assert isinstance(specified, Quantized)
-    for rows in (1, 3, 5, 12, 13, 40):
+    for rows in (1, 3, 5, 12, 13, 300):
         x = torch.randn(rows, 333).to(dtype)
         expected = exact(x, matrix)
         for out in (table["linear"](x, packed, wide=True), torch_operations.linear(x, specified, wide=True)):
