@@ -4,8 +4,10 @@
 // from the first-level one: four from the second would take longer. So the rows of x are cut into chunks that stay in
 // the second-level cache, and a panel into stretches that stay in the first-level one while they are multiplied with
 // all rows of a chunk. The sums of the tiles wait in memory until the panel's next stretch. Sections are too short for
-// that: those of a tile are computed one after the other. Of rows with many inputs too few would stay in the cache: a stretch
-// of more of them does, for some panels whose sums wait as well.
+// that: those of a tile are computed one after the other.
+//
+// Rows with many inputs fill that cache when there are few of them, and panels would be read again for each few rows. Then a
+// chunk has more rows, of which one stretch at a time stays there, beside the sums of all its tiles with several panels.
 #pragma once
 
 #include "float_codes_amx.h"
@@ -153,16 +155,17 @@ static void multiply_panel_of_codes(const amx_job *j, long panel, tiles_of_chunk
 static void multiply_units(const void *task, long first, long last) {
     const amx_job *j = task;
     const weights *w = j->product.w;
-    const long panels = panels_of(w), most = is_long(w, j->tiles) ? LONG_PANELS : 1;
+    const int many = is_long(w, j->tiles);
+    const long panels = panels_of(w), most = many ? LONG_PANELS : 1;
     long shaped = 0;
-    void *sums = scratch_beside(CHUNK_TILES * most * room_of(w) * sizeof(float));
+    void *sums = scratch_beside((many ? LONG_TILES * LONG_PANELS : CHUNK_TILES) * room_of(w) * sizeof(float));
     for (long unit = first; unit < last; unit++) {
         long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
         tiles_of_chunk tiles = {j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks};
         for (long panel = panels * block / j->blocks, count; panel < end; panel += count) {
             count = least(most, end - panel);
             if (w->bits) multiply_panel_of_codes(j, panel, tiles, &shaped, sums);
-            else if (most > 1) multiply_long_panels(j, panel, count, tiles, &shaped, sums);
+            else if (many) multiply_long_panels(j, panel, count, tiles, &shaped, sums);
             else multiply_panel(j, panel, tiles, &shaped, sums);
         }
     }
