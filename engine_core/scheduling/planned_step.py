@@ -82,6 +82,8 @@ class StepBuilder:
         self.budget = facts.max_num_batched_tokens
         self.left = inf
         """The expected seconds that can still be added."""
+        self.spare = 0.0
+        """The expected seconds beyond `left` that may be added if they complete a prompt."""
         self._step_cost = self.cost = step_time.step
         """The expected seconds of the step so far."""
         self._facts = facts
@@ -136,7 +138,10 @@ class StepBuilder:
 
     def _in_time(self, gap: int, start: int, least: int) -> int:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
-        fitting = self._step_time.fitting(max(self.left, 0.0), start)
+        left = max(self.left, 0.0)
+        fitting = self._step_time.fitting(left, start)
+        if fitting < gap <= self._step_time.fitting(left + self.spare, start):
+            return gap
         if self.may_split:
             return min(gap, fitting if self.has_prefill else max(least, fitting))
         return gap if gap <= fitting or not self.has_prefill else 0

@@ -45,9 +45,9 @@ _OF_SIZE, _OF_LINE = 0.3, 0.3
 """What the error of the last step of a size is multiplied by, where that of each of the latest steps counts
 once, and the error by which a term differs from the line before."""
 _SWEEPS = 4
-_EVERY = 32
-"""The line is fitted anew after so many steps, after each of the first ones, and after any with an error that
-is too large to count."""
+_EVERY, _EVERY_SECONDS = 32, 1.0
+"""The line is fitted anew after so many steps or seconds, after each of the first steps, and after any with
+an error that is too large to count."""
 _FIRST_ERROR, _LEAST_ERROR, _ERROR_RATE = 1.0, 0.1, 0.1
 """The first and the least usual error (of a logarithm), and what the newest step counts in it."""
 _USUAL_TIMES = 3.0
@@ -73,8 +73,9 @@ _WIDEST_STEPS = 6
 and would gain little by more, which every reader waits for."""
 _LEAST_PART = 0.25
 """The part that prompts get of a gap, even if decoding rows alone take longer, or they would starve."""
-_ENOUGH_TOKENS = 512
-"""Tokens that use a processor fully: with more in a step each takes as long, and who comes waits longer."""
+_ENOUGH_TOKENS, _ENOUGH_STEPS = 512, 5
+"""Tokens that use a processor fully; or, where that is more, those that take so many times what a step takes
+for itself. With more in a step each takes about as long, and who comes waits longer."""
 _PROMPTS_SHARE = 1.5
 """A step that reads all prompts takes so many times as long beside texts, which get a third of it."""
 _STEPS_OF_NEWCOMER = 1.5
@@ -96,6 +97,7 @@ class StepTime:
         self._last: dict[tuple[int, ...], _Landed] = {}
         """The last step of each size, by the bits of its amounts."""
         self._landed = 0
+        self._unfitted = 0.0  # the seconds of steps since the line was fitted
         self._usual_error = _FIRST_ERROR
 
     def _set(self, line: list[float]) -> None:
@@ -138,13 +140,16 @@ class StepTime:
         error, most = abs(log(seconds / expected)), _USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)
         self._usual_error += _ERROR_RATE * (min(error, most) - self._usual_error)
         self._landed += 1
+        self._unfitted += seconds
         self._latest.append((work, seconds, 1.0))
         size = tuple(map(int.bit_length, map(int, work)))
         self._last.pop(size, None)
         self._last[size] = work, seconds, _OF_SIZE
         if len(self._last) > _MOST_SIZES:
             del self._last[next(iter(self._last))]
-        if self._landed <= _EVERY or self._landed % _EVERY == 0 or error > most:
+        is_due = self._landed <= _EVERY or self._landed % _EVERY == 0 or self._unfitted >= _EVERY_SECONDS
+        if is_due or error > most:
+            self._unfitted = 0.0
             self._fit(exp(_USUAL_TIMES * max(_LEAST_ERROR, self._usual_error)))
         if fills:
             self._learn_margin(seconds / expected)
@@ -239,16 +244,27 @@ class StepTimeLimit:
             return max(gap - decoding, least)
         if not self._is_brief:
             return inf
-        left = max(step_time.tokens(_ENOUGH_TOKENS, 0), step_time.step)
+        left = self._enough
         if newcomers > step_time.tokens(1, 0):
             # Texts that share the step make first tokens later: they get what is left of a gap.
             left = min(left, max(_PROMPTS_SHARE * newcomers, self._gap(decoding, 0.0) - decoding))
         return left
 
+    @property
+    def spare(self) -> float:
+        """The seconds beyond `left` that may be added if they complete a prompt: its rest would need a step."""
+        return self._step_time.step if self._is_brief and not self.is_bounded else 0.0
+
+    @property
+    def _enough(self) -> float:
+        """What can be added to a step for which nobody waits but those who are in it."""
+        return max(self._step_time.tokens(_ENOUGH_TOKENS, 0), _ENOUGH_STEPS * self._step_time.step)
+
     def most_for_prompts(self, decoding: float, newcomers: float) -> float:
         """Tell what prompts get of each such step, under both bounds, if there are enough of them."""
-        tokens = min(self._most_tokens, _ENOUGH_TOKENS) if self._is_brief else self._most_tokens
-        most = self._step_time.tokens(tokens, 0)
+        most = self._step_time.tokens(self._most_tokens, 0)
+        if self._is_brief:
+            most = min(most, self._enough)
         return min(most, self.left(decoding, newcomers)) if self.is_bounded else most
 
     def _gap(self, decoding: float, newcomers: float) -> float:

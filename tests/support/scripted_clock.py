@@ -16,7 +16,6 @@ from engine_core.scheduling.planned_step import PlannedStep
 
 STEP, TOKEN = 0.006, 0.0003
 """The seconds of a step, and of each of its tokens."""
-TIMED = ((1, STEP + TOKEN), (101, STEP + 101 * TOKEN))
 TEXT = 120
 
 
@@ -33,6 +32,8 @@ class Clock:
     now: float = 100.0
     options: dict[str, object] = field(default_factory=dict[str, object])
     """Further options of the engine."""
+    own: float = STEP
+    """The seconds of a step, whatever it computes."""
     late: Callable[[], float] = lambda: 0.0
     """What disturbs the machine, in seconds by which the next step ends late."""
 
@@ -44,7 +45,8 @@ class Clock:
         }
         tasks = ("generate", "embed", "token_embed") if self.causal else ("embed", "token_embed")
         blocks = {"num_blocks": 3000, "block_size": 16, "tasks": tasks, "causal": self.causal}
-        found = replace(facts(**limits, **blocks), device=self.device, timed_steps=TIMED)
+        timed = tuple((tokens, self.own + tokens * TOKEN) for tokens in (1, 101))
+        found = replace(facts(**limits, **blocks), device=self.device, timed_steps=timed)
         self.scheduler = make_scheduler(
             config(max_token_gap_ms=self.gap_ms, **self.options), found, vocab_size=50
         )
@@ -66,7 +68,7 @@ class Clock:
         plan = self.planned = self.scheduler.schedule(self.now)
         if plan is None:
             return False
-        self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs) + self.late())
+        self.seconds.append(self.own + TOKEN * sum(row.count for row in plan.step.seqs) + self.late())
         self.now += self.seconds[-1]
         for output in self.scheduler.results.land(plan, self.worker.launch(plan.step).result(), self.now).get(
             0, []

@@ -94,6 +94,19 @@ def test_what_prompts_take_is_still_known_after_many_single_tokens() -> None:
     assert predicted(step_time, each) == pytest.approx(seconds_of(each), rel=0.1)
 
 
+def test_long_steps_are_learned_from_within_seconds() -> None:
+    step_time, each = (
+        StepTime([(1, seconds_of(chunk(1, 0))), (101, seconds_of(chunk(101, 0)))]),
+        chunk(2000, 0),
+    )
+    for _ in range(33):
+        step_time.learn(chunk(1, 300), seconds_of(chunk(1, 300)), fills=False)
+    took = 1.25 * predicted(step_time, each)
+    for _ in range(5):
+        step_time.learn(each, took, fills=True)
+    assert predicted(step_time, each) == pytest.approx(took, rel=0.05)
+
+
 def test_warm_up_gives_the_first_line() -> None:
     step_time = StepTime([(16, 0.5), (1, 0.010), (16, 0.025)])  # the first of all is slow, and not believed
     assert step_time.tokens(1, 0) == pytest.approx(0.001)

@@ -68,6 +68,22 @@ def test_without_a_reader_steps_use_the_processor_fully_and_are_no_longer(asked:
     assert clock.seconds[-1] == pytest.approx(STEP + TOKEN * most, abs=8 * TOKEN)
 
 
+@pytest.mark.parametrize(
+    ("own", "prompt", "most"), [(STEP, 510, 510), (STEP, 530, 499), (0.06, 1100, 1100), (0.06, 1400, 954)]
+)
+def test_steps_read_weights_seldom_and_not_for_the_rest_of_a_prompt(
+    own: float, prompt: int, most: int
+) -> None:
+    """A step takes as long for itself as 20 tokens, or 200: five times as many, and a rest of fewer."""
+    clock = Clock(gap_ms=None, own=own)
+    clock.add(add(1, [1] * prompt, max_tokens=1))
+    clock.step()
+    assert clock.planned is not None
+    assert clock.planned.tokens == pytest.approx(most, rel=0.02)
+    clock.run()
+    assert len(clock.seconds) == 1 + (most < prompt)
+
+
 def test_a_first_token_does_not_wait_for_texts_that_fill_its_step() -> None:
     clock = Clock()
     clock.add_all(texts(range(100, 160)))
