@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import stat
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,9 @@ from struct import Struct
 import msgspec
 import numpy as np
 
-PAGE = 4096
+PAGE, LARGE_PAGE = 4096, 2 << 20
+_MOST_VIEWS = 1024
+"""The most that one call of the system writes."""
 _MAGIC = b"facet blocks 1\n\0"
 _FRONT = Struct("<16sQ16s")  # _MAGIC, the bytes of the head, their digest
 _WORDS = PAGE // 8
@@ -130,13 +134,24 @@ def read_record(file: int, found: BlockFile, index: int, into: Bytes) -> bool:
 
 
 def write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write pieces one behind the other into an open file. Raises OSError."""
-    at = 0
-    for piece in pieces:
-        view = memoryview(piece).cast("B")
-        while view:
-            count = os.pwrite(file, view, at)
-            at, view = at + count, view[count:]
+    """Write pieces one behind the other into an open file, a large page at a time. Raises OSError.
+
+    Linux keeps what one write brings in one page, if the file system can, and maps it as such.
+    """
+    at, left = 0, deque(memoryview(piece).cast("B") for piece in pieces if len(piece))
+    while left:
+        room, views = LARGE_PAGE - at % LARGE_PAGE, list[memoryview]()
+        for view in itertools.islice(left, _MOST_VIEWS):
+            views.append(view[:room])
+            room -= len(views[-1])
+            if not room:
+                break
+        count = os.pwritev(file, views, at)
+        at += count
+        while left and count >= len(left[0]):
+            count -= len(left.popleft())
+        if count:
+            left[0] = left[0][count:]
 
 
 def _digest(data: bytes) -> bytes:

@@ -229,7 +229,12 @@ def _mapped(path: Path, identity: str) -> tuple[Head, Tensor] | None:
         if head.identity != identity or size != start + max(ends, default=0) or size == start:
             return None
         # Private: what somebody writes by mistake changes no file. Pages that nobody writes to are shared.
-        memory = torch.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_COPY), dtype=torch.uint8)[start:]
+        pages = mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+        with suppress(
+            OSError, AttributeError
+        ):  # what is not in memory is read in large pages; not all systems can
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        memory = torch.frombuffer(pages, dtype=torch.uint8)[start:]
     finally:
         os.close(file)
     pieces = (memory[entry.start : entry.start + entry.nbytes] for entry in head.entries)
