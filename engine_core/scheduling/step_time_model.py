@@ -252,7 +252,7 @@ class StepTimeLimit:
 
     @property
     def spare(self) -> float:
-        """The seconds beyond `left` that may be added if they complete a prompt: its rest would need a step."""
+        """The seconds beyond `left` that may be added if they complete a prompt: a rest would need a step."""
         return self._step_time.step if self._is_brief and not self.is_bounded else 0.0
 
     @property
