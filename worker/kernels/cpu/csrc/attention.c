@@ -31,6 +31,7 @@ typedef struct {
     long window;  // 0: none
     long lowest;  // the first position that is seen; a token before it sees itself alone
     scoring scoring;
+    long queries;       // of a tile
     const unit *units;  // first those of tiles, which are all computed for one head before the next: keys that they
     long tiles;         // share stay in the cache of a core
     int *together;  // [rows]: how many rows are computed with a row of one new token that is the last of them
@@ -108,7 +109,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
     tile *t = scratch(sizeof(tile));
     long group = group_of(p), rows = u->count * group, token = p->query_starts[u->row] + u->first;
     long position = p->kv_lens[u->row] - new_tokens(p, u->row) + u->first;
-    for (long r = 0; r < TILE; r++) {
+    for (long r = 0; r < laid_rows(rows); r++) {
         long i = least(r, rows - 1) / group, place = (token + i) * p->heads + head * group + least(r, rows - 1) % group;
         t->query_rows[r] = at(p->q, place * s.dim, s.outer);
         t->out_rows[r] = at_out(p->out, place * s.dim, s.outer);
@@ -120,7 +121,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
     long begin = first_seen(p, position) / KEYS * KEYS, block = block_of(s);
     long end = last_seen(p, token + u->count - 1, position + u->count - 1) + 1;
     if (!by_amx(s)) fetch_rows(p, s.kind, u->row, head, begin, least(begin + block, end));
-    tile_begin(t, s);
+    tile_begin(t, s, rows);
     for (long start = begin, keys; start < end; start += keys) {
         keys = least(block - start % block, end - start);
         fetch_next(p, s, t, u->row, head, start + keys, least(block, end - start - keys), rows);
@@ -252,7 +253,7 @@ static void do_bfloat16(const void *task, long first, long last) { do_units(task
 static void do_int8(const void *task, long first, long last) { do_units(task, first, last, INT8); }
 
 static long tile_units(const paged *p, long row, unit *units) {
-    long tokens = new_tokens(p, row), step = TILE / group_of(p), before = p->kv_lens[row] - tokens, n = 0;
+    long tokens = new_tokens(p, row), step = p->queries, before = p->kv_lens[row] - tokens, n = 0;
     for (long first = 0; first < tokens; first += step) {
         long count = least(step, tokens - first), end = first + count - 1;
         long stop = last_seen(p, p->query_starts[row] + end, before + end) + 1;
@@ -358,7 +359,8 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
                .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes, .last = last,
                .lowest = lowest, .bias = bias, .reach = reach,
                .scoring = {cached, dim, scale * LOG2_E, softcap, bias != NULL, sinks != NULL, slopes != NULL, kind}};
-    long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
+    p.queries = queries_of_tile(query_starts[rows], group_of(&p), kv_heads);
+    long most = rows + query_starts[rows] / p.queries;  // units, if none is split
     for (long row = 0; row < rows; row++) {
         long chunks = ceil_div(kv_lens[row], CHUNK);
         if (chunks > p.chunks) p.chunks = chunks;

@@ -32,6 +32,15 @@
 
 #include "tile_products.h"
 
+enum { UNITS_OF_THREAD = 4 };  // at least, if tiles can be cut into as many
+
+// The queries of a tile: as many as it has room for, or fewer if threads would get few tiles of so many tokens.
+INLINE long queries_of_tile(long tokens, long group, long kv_heads) {
+    long count = TILE / group;
+    while (count * group > SLICE && ceil_div(tokens, count) * kv_heads < UNITS_OF_THREAD * threads) count = ceil_div(count, 2);
+    return count;
+}
+
 INLINE float exp2_of(float x) { return vec_lane(vec_exp2(vec_all(x), FLOAT32)); }
 
 // softcap * tanh(score / softcap)
@@ -47,18 +56,18 @@ INLINE void tile_fresh(tile *t, tile_state *chunk) {
 }
 
 // Brings queries into words, for a cache of 8 bits.
-INLINE void code_queries(tile *t, scoring s) {
-    for (long row = 0; row < TILE; row++) {
+INLINE void code_queries(tile *t, scoring s, long rows) {
+    for (long row = 0; row < laid_rows(rows); row++) {
         int16_t *words = (int16_t *)t->wide_values + row * MAX_DIM;
         t->factors[row] = write_words(words, t->query_rows[row], s.dim, s.outer) * s.scale;
         t->query_rows[row] = words;
     }
 }
 
-INLINE void tile_begin(tile *t, scoring s) {
+INLINE void tile_begin(tile *t, scoring s, long rows) {
     long words = words_of(s);
-    if (s.kind == INT8) code_queries(t, s);
-    for (long row = 0; row < TILE; row += LANES) {
+    if (s.kind == INT8) code_queries(t, s, rows);
+    for (long row = 0; row < rows; row += LANES) {
         float *queries = t->queries + place_in(s, words, row);
         for (long i = 0; i < words; i += LANES) {
             vec square[LANES];
@@ -167,7 +176,7 @@ INLINE void hide_scores(const tile *t, float *column, long stride, long start, l
 
 // Computes a block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
 INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int fresh) {
-    const long lanes = ceil_div(rows, LANES) * LANES, stride = slice_of(s);
+    const long lanes = laid_rows(rows), stride = slice_of(s);
     const float late = late_scale(s);
     prepare_rows(t, s, keys);
     for (long first = 0, end; first < lanes; first = end) {

@@ -66,7 +66,7 @@ INLINE void multiply_run(tiles_of_distances *w, tile *t, scoring s, const void *
     lay_distances(t, s, table, &r);
     for (; *first < all; *first += stride) {
         *end = least(*first + stride, all);
-        const long lanes = ceil_div(*end, LANES) * LANES;
+        const long lanes = laid_rows(*end);
         score_slice(t, s, r.count, *first, lanes);
         for (long lane = *first; by_amx(s) && lane < lanes; lane += LANES)
             scale_scores(t->scores + lane % stride, stride, r.count, s.scale);
@@ -78,10 +78,10 @@ INLINE void multiply_run(tiles_of_distances *w, tile *t, scoring s, const void *
 INLINE void compare_distances(tiles_of_distances *w, const packed *p, scoring s, long head, long behind, long keys, long rows) {
     const int *order = p->order + p->longest - 1 - behind;
     const long end = order[rows - 1] + 1, tables = head * p->distances * s.dim;
-    memset(w->added, 0, keys * TILE * sizeof(float));
+    for (long key = 0; key < keys; key++) memset(w->added + key * TILE, 0, laid_rows(rows) * sizeof(float));
     if (p->queries != NULL) {
-        for (long r = 0; r < TILE; r++) w->of_keys.query_rows[r] = w->own.key_rows[least(r, keys - 1)];
-        tile_begin(&w->of_keys, s);
+        for (long r = 0; r < laid_rows(keys); r++) w->of_keys.query_rows[r] = w->own.key_rows[least(r, keys - 1)];
+        tile_begin(&w->of_keys, s, keys);
     }
     for (run r = {order, order[-(keys - 1)], 0, 0, rows, 0, keys}; r.first < end; r.first += KEYS) {
         r.count = least(KEYS, end - r.first);
@@ -93,7 +93,7 @@ INLINE void compare_distances(tiles_of_distances *w, const packed *p, scoring s,
 // As `tile_block`, with `added`.
 INLINE void attend_block(tiles_of_distances *w, scoring s, long start, long keys, long rows) {
     tile *t = &w->own;
-    const long lanes = ceil_div(rows, LANES) * LANES, all = weighed(s, keys), stride = slice_of(s);
+    const long lanes = laid_rows(rows), all = weighed(s, keys), stride = slice_of(s);
     prepare_rows(t, s, keys);
     for (long first = 0; first < lanes; first += stride) {
         const long end = least(first + stride, lanes);
@@ -116,16 +116,17 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
     tiles_of_distances *w = scratch(sizeof(tiles_of_distances));
     tile *t = &w->own;
     long text = p->query_starts[u->row], length = p->query_starts[u->row + 1] - text;
-    for (long r = 0; r < TILE; r++) {
+    for (long r = 0; r < laid_rows(u->count); r++) {
         long token = text + u->first + least(r, u->count - 1);
         t->query_rows[r] = at(p->q, token * p->q_stride + head * s.dim, s.kind);
         t->out_rows[r] = at_out(p->out, (token * p->heads + head) * s.dim, s.kind);
         t->first[r] = 0;
         t->last[r] = (float)(length - 1);
     }
-    tile_begin(t, s);
+    tile_begin(t, s, u->count);
     if (p->keys != NULL) {
-        memcpy(w->of_queries.queries, t->queries, words_of(s) * TILE * sizeof(float));
+        const long laid = ceil_div(u->count, slice_of(s)) * slice_of(s);
+        memcpy(w->of_queries.queries, t->queries, words_of(s) * laid * sizeof(float));
         w->of_queries.lines = 0;
     }
     for (long start = 0; start < length; start += KEYS) {

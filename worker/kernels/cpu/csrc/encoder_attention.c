@@ -26,7 +26,7 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
     tile *t = scratch(sizeof(tile));
     long group = p->heads / p->kv_heads, rows = u->count * group, text = p->query_starts[u->row];
     long length = p->query_starts[u->row + 1] - text, window = p->window < 0 ? length : p->window;
-    for (long r = 0; r < TILE; r++) {
+    for (long r = 0; r < laid_rows(rows); r++) {
         long position = u->first + least(r, rows - 1) / group, token = text + position;
         long query = head * group + least(r, rows - 1) % group;
         t->query_rows[r] = at(p->q, token * p->q_stride + query * s.dim, s.kind);
@@ -34,7 +34,7 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
         t->first[r] = position > window ? (float)(position - window) : 0;
         t->last[r] = (float)(p->causal ? position : least(position + window, length - 1));
     }
-    tile_begin(t, s);
+    tile_begin(t, s, rows);
     long begin = (long)t->first[0] / KEYS * KEYS, end = (long)t->last[rows - 1] + 1, block = block_of(s);
     for (long start = begin, keys; start < end; start += keys) {
         keys = least(block - start % block, end - start);
@@ -67,7 +67,7 @@ EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long 
                               float scale, long window, const float *bias, long reach, int causal, int kind) {
     packed p = {q, k, v, q_stride, k_stride, v_stride, out, query_starts, rows, heads, kv_heads, window, causal, bias, reach,
                 {kind, dim, scale * LOG2_E, 0, bias != NULL, 0, 0, kind}, NULL};
-    long step = TILE / (heads / kv_heads), most = rows + query_starts[rows] / step, n = 0;
+    long step = queries_of_tile(query_starts[rows], heads / kv_heads, kv_heads), most = rows + query_starts[rows] / step, n = 0;
     unit *units = malloc(2 * most * sizeof(unit));
     if (units == NULL) abort();  // out of memory, where torch would throw
     for (long row = 0; row < rows; row++) {

@@ -7,7 +7,7 @@
 #include "threads.h"
 
 #if defined(__AMX_BF16__)
-enum { TILE = 128 };  // rows, for which values are transposed once
+enum { TILE = 256 };  // rows, for which values are transposed, and keys and values prefetched, once
 #else
 enum { TILE = 64 };
 #endif
@@ -51,7 +51,7 @@ typedef struct {
     float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
     float sinks[TILE];                                     // the scores of sinks, if rows have them
     float slopes[TILE];                                    // times log2(e), if rows have them
-    const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
+    const void *query_rows[TILE];                          // `laid_rows`
     void *out_rows[TILE];
     const void *key_rows[CHUNK + TALL], *value_rows[CHUNK];  // rows of a block
     float bias[TILE + CHUNK];                                // bias[CHUNK + r - i] is that of row r and key i
@@ -64,6 +64,9 @@ typedef struct {
     spaced spans[CHUNK / SPAN];        // keys for AMX,
     float sums[2 * SPAN * 2 * SPAN];   // and what it adds up for some dimensions of a block
 } tile;
+
+// The rows of a tile that are laid out: whole vectors, past the last row of which it is repeated.
+INLINE long laid_rows(long rows) { return ceil_div(rows, LANES) * LANES; }
 
 // Whether a word of queries and keys is a pair of neighbours.
 INLINE int is_paired(scoring s) { return s.kind == INT8 || in_pairs(s.kind); }
