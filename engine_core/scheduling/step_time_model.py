@@ -73,7 +73,7 @@ _WIDEST_STEPS = 6
 and would gain little by more, which every reader waits for."""
 _LEAST_PART = 0.25
 """The part that prompts get of a gap, even if decoding rows alone take longer, or they would starve."""
-_ENOUGH_TOKENS, _ENOUGH_STEPS = 512, 5
+_ENOUGH_TOKENS, _ENOUGH_STEPS = 512, 8
 """Tokens that use a processor fully; or, where that is more, those that take so many times what a step takes
 for itself. With more in a step each takes about as long, and who comes waits longer."""
 _PROMPTS_SHARE = 1.5
