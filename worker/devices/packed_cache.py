@@ -230,9 +230,8 @@ def _mapped(path: Path, identity: str) -> tuple[Head, Tensor] | None:
             return None
         # Private: what somebody writes by mistake changes no file. Pages that nobody writes to are shared.
         pages = mmap.mmap(file, size, access=mmap.ACCESS_COPY)
-        with suppress(
-            OSError, AttributeError
-        ):  # what is not in memory is read in large pages; not all systems can
+        # What is not in memory is read in large pages, where the system can.
+        with suppress(OSError, AttributeError):
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(pages, dtype=torch.uint8)[start:]
     finally:
