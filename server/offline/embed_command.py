@@ -41,7 +41,8 @@ def run(arguments: Sequence[str], command: str) -> int:
     parser = _parser(command)
     given, rest = parser.parse_known_args(arguments[:at])
     options = None if given.url is not None else read(rest, command=command)
-    words = [*(canonical(rest, parser) if options is None else options.tags), *arguments[at + 1 :]]
+    words = _words(rest, parser, command) if options is None else options.tags
+    words = [*words, *arguments[at + 1 :]]
     if options is not None and given.model is None:
         if not words:
             raise OptionError("name a model, `facet embed MODEL TEXT`, or a server with --url")
@@ -52,6 +53,19 @@ def run(arguments: Sequence[str], command: str) -> int:
     with _server(given) if options is None else _model(given, options) as embed:
         write(given.output, _rows(embed, texts))
     return 0
+
+
+def _words(rest: Sequence[str], parser: argparse.ArgumentParser, command: str) -> Sequence[str]:
+    """The words beside --url. Raises OptionError if there is an option that a server has for itself."""
+    try:
+        return canonical(rest, parser)
+    except OptionError as unknown:
+        try:
+            read(rest, command=command)
+        except OptionError:
+            raise unknown from None  # `serve` has no such option either
+        flag = next(word for word in rest if word.startswith("-"))
+        raise OptionError(f"{flag}: with --url another server answers, which has its own options") from None
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

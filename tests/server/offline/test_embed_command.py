@@ -151,7 +151,8 @@ def test_vectors_before_a_text_that_is_refused_are_written(
         (["-i", "/no/../x", "-o", "/x"], b"", "-i and -o name the same file"),
         (["a", "-o", "/no/out"], b"", "there is no folder /no"),
         (["a", "--dimension", "3"], b"", "did you mean --dimensions?"),
-        (["a", "--dtype", "float32"], b"", "there is no option --dtype"),
+        (["a", "--dtype", "float32"], b"", "--dtype: with --url another server answers"),
+        (["a", "--dtypo", "float32"], b"", "there is no option --dtypo"),
     ],
 )
 def test_wrong_inputs_and_options(
