@@ -22,7 +22,7 @@ from engine_core.protocol import AddRequest, Outputs, Tokens
 from engine_core.scheduling.planned_step import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
-ROWS = 64
+ROWS, NOW = 64, 2.0
 CALLS_TO_PLAN, CALLS_TO_LAND = 24, 17
 """Calls of Python and C functions for each decoding row."""
 BETWEEN_FITS = 32
@@ -54,7 +54,7 @@ class Decoding:
         self.land(*self.launch())
 
     def plan(self) -> PlannedStep:
-        plan = self.scheduler.schedule(2.0)
+        plan = self.scheduler.schedule(NOW)
         assert plan is not None
         return plan
 
@@ -63,7 +63,7 @@ class Decoding:
         return plan, self.worker.launch(plan.step).result()
 
     def land(self, plan: PlannedStep, output: StepOutput) -> dict[int, Outputs]:
-        outputs = self.scheduler.results.land(plan, output, 3.0)
+        outputs = self.scheduler.results.land(plan, output, NOW + 0.01)
         return {server: Outputs(list(each)) for server, each in outputs.items()}
 
 
@@ -78,7 +78,7 @@ def calls_of_a_step(rows: int, **options: Any) -> tuple[float, float]:
         planning += calls.python + calls.c
         output = decoding.worker.launch(plan.step).result()
         with counted() as calls:
-            decoding.scheduler.results.land(plan, output, 3.0)
+            decoding.scheduler.results.land(plan, output, NOW + 0.01)
         landing += calls.python + calls.c
     return planning / BETWEEN_FITS, landing / BETWEEN_FITS
 

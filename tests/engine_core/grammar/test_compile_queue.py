@@ -72,6 +72,7 @@ def test_each_request_of_one_grammar_has_a_matcher_of_its_own(queue: CompileQueu
     for _ in range(2):
         first.take(48)
     second.take(48)
+    assert first.settle(60) and second.settle(60), "they may be late on a busy machine"
     assert (first.complete, second.complete, third.complete) == (True, False, False)
 
 
