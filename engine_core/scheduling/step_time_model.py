@@ -74,8 +74,8 @@ and would gain little by more, which every reader waits for."""
 _LEAST_PART = 0.25
 """The part that prompts get of a gap, even if decoding rows alone take longer, or they would starve."""
 _ENOUGH_TOKENS, _ENOUGH_STEPS = 512, 8
-"""Tokens that use a processor fully; or, where that is more, those that take so many times what a step takes
-for itself. With more in a step each takes about as long, and who comes waits longer."""
+"""Tokens that use a processor fully; or of an only prompt, if that is more, those that take so many times
+what a step takes for itself. With more in a step each takes about as long, and who comes waits longer."""
 _PROMPTS_SHARE = 1.5
 """A step that reads all prompts takes so many times as long beside texts, which get a third of it."""
 _STEPS_OF_NEWCOMER = 1.5
@@ -230,10 +230,11 @@ class StepTimeLimit:
         """Whether the next step has to end soon, for readers or for who may come beside background work."""
         return self._is_bounded and bool(self.readers or self.background)
 
-    def left(self, decoding: float, newcomers: float) -> float:
+    def left(self, decoding: float, newcomers: float, *, only_prompt: bool = False) -> float:
         """Tell what can be added to a step whose decoding rows take so long, itself included.
 
-        `newcomers`: what the prompts of those will take who wait for their first token.
+        `newcomers`: what the prompts of those will take who wait for their first token. `only_prompt`: there
+        is one, so nobody would be answered earlier by shorter steps.
         """
         step_time = self._step_time
         if self.is_bounded:
@@ -244,7 +245,7 @@ class StepTimeLimit:
             return max(gap - decoding, least)
         if not self._is_brief:
             return inf
-        left = self._enough
+        left = max(self._enough, _ENOUGH_STEPS * step_time.step if only_prompt else 0.0)
         if newcomers > step_time.tokens(1, 0):
             # Texts that share the step make first tokens later: they get what is left of a gap.
             left = min(left, max(_PROMPTS_SHARE * newcomers, self._gap(decoding, 0.0) - decoding))
@@ -257,8 +258,8 @@ class StepTimeLimit:
 
     @property
     def _enough(self) -> float:
-        """What can be added to a step for which nobody waits but those who are in it."""
-        return max(self._step_time.tokens(_ENOUGH_TOKENS, 0), _ENOUGH_STEPS * self._step_time.step)
+        """What can be added to a step while nobody reads."""
+        return max(self._step_time.tokens(_ENOUGH_TOKENS, 0), self._step_time.step)
 
     def most_for_prompts(self, decoding: float, newcomers: float) -> float:
         """Tell what prompts get of each such step, under both bounds, if there are enough of them."""

@@ -57,7 +57,9 @@ class StepTiming:
         """Bound what can be added to a step that has its decoding rows."""
         waits = self.waits
         waits.decoding, waits.decoding_rows = step.cost - self.step_time.step, len(step.rows)
-        step.left, step.spare = self.step_bound.left(step.cost, waits.newcomers), self.step_bound.spare
+        only_prompt = len(waits.prompts) == 1
+        step.left = self.step_bound.left(step.cost, waits.newcomers, only_prompt=only_prompt)
+        step.spare = self.step_bound.spare
 
     def plan(self, planned: PlannedStep, now: float) -> None:
         if not self.in_flight:

@@ -84,6 +84,23 @@ def test_steps_read_weights_seldom_and_not_for_the_rest_of_a_prompt(
     assert len(clock.seconds) == 1 + (most < prompt)
 
 
+def test_a_short_prompt_shares_the_step_that_a_long_one_fills() -> None:
+    clock = Clock(gap_ms=None)
+    clock.add(add(1, [1] * 3000, max_tokens=1))
+    clock.step()
+    clock.add(add(2, [2] * 15, max_tokens=1))
+    clock.step()
+    assert clock.outputs[2] and 1 not in clock.outputs
+
+
+def test_several_prompts_share_no_long_step() -> None:
+    clock = Clock(gap_ms=None, own=0.06)
+    for id in range(1, 9):
+        clock.add(add(id, [id] * 256, max_tokens=1))
+    clock.step()
+    assert len(clock.outputs) == 2
+
+
 def test_a_first_token_does_not_wait_for_texts_that_fill_its_step() -> None:
     clock = Clock()
     clock.add_all(texts(range(100, 160)))
