@@ -144,7 +144,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     that is expected to take longer, and prompts are processed in smaller chunks. 0 is no limit. Default: on a
     CPU 50, or four times what the decoding rows take if that is longer, and up to 220 while prompts wait for
     their first tokens; elsewhere 0. Unless it is 0, steps on a CPU have some 512 tokens while nobody
-    streams, or more where reading the weights takes long, if the model generates."""
+    streams, or more for an only prompt where reading the weights takes long, if the model generates."""
     enable_logging_iteration_details: Annotated[bool, OptionDoc(SCHEDULER)] = False
     """Log each step: what it computed, how long it was expected to take, and how long it took."""
     max_num_encoder_input_tokens: Annotated[int | None, OptionDoc(SCHEDULER, least=1)] = None

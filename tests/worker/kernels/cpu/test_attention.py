@@ -117,6 +117,13 @@ def test_a_bias_is_added_by_distance(
         assert_near(table["attention"](q, kv, step, **limits), exact_out)
 
 
+def test_unseen_keys_stay_unseen_at_a_large_scale(table: Table) -> None:
+    step = make_step([70], [70], block_size=16)
+    q, kv = queries(step, 4, 64, torch.bfloat16) / 8, make_cache(step, 2, 64, torch.bfloat16)
+    out = table["attention"](q, kv, step, scale=1.0)
+    assert_near(out, reference.attention(q.double(), kv.double(), step, scale=1.0))
+
+
 @pytest.mark.parametrize("what", ["sinks", "slopes", "bias"])
 def test_numbers_of_other_heads_are_refused(table: Table, what: str) -> None:
     step = make_step([1], [9], block_size=16)

@@ -263,9 +263,9 @@ INLINE vec vec_exp(vec x) {
 }
 
 // 2^x: exactly 1 at 0, and 0 from -150 down. Of bfloat16's 3 digits, 4 are right. AVX-512 scales by any power, and by one that
-// is far too small at once; a product that is just too small, as 2^-152, takes a hundred times as long.
+// is far too small at once; a product that is just too small, as 2^-152, takes a hundred times as long. x may be -infinity.
 INLINE vec vec_exp2(vec x, kind k) {
-    if (LANES < 16) x = vec_max(vec_all(-152.0f), x);
+    x = vec_max(vec_all(LANES < 16 ? -152.0f : -1.0e6f), x);
     vec n = vec_round(x), f = vec_sub(x, n), p;
     if (k == BFLOAT16) {
         p = vec_fma(vec_all(0.0550089292f), f, vec_all(0.242210954f));
