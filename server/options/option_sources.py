@@ -71,7 +71,8 @@ def read_fields(
 
 def _by_name(options: Sequence[Option]) -> dict[str, Option]:
     """Each option by its field, and by the second of its names, if that is a word too."""
-    words = {option.doc.short[2:]: option for option in options if option.doc.short.startswith("--")}
+    shorts = {option.doc.short: option for option in options if option.doc.short.startswith("--")}
+    words = {short[2:].replace("-", "_"): option for short, option in shorts.items()}
     return words | {option.field: option for option in options}
 
 

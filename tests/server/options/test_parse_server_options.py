@@ -234,6 +234,13 @@ def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:
     assert "must hold 'option: value' lines" in refusal("--config", str(file))
 
 
+def test_a_file_may_have_the_second_name_of_an_option(file: Path) -> None:
+    file.write_text("log-level: debug\nengine_ready_timeout_s: 5\ntask: embed\n")
+    config = read("--config", str(file))
+    assert (config.log.uvicorn_log_level, config.engine.engine_ready_timeout) == ("debug", 5)
+    assert config.engine.tasks == ["embed"]
+
+
 def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(file: Path) -> None:
     file.write_text("quantization: null\nmax-model-len: null\n")
     assert read("--config", str(file)) == read()
