@@ -40,7 +40,7 @@ def from_file(
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise OptionError(f"--config {path} must hold 'option: value' lines")

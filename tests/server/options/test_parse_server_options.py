@@ -232,6 +232,8 @@ def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:
     assert "there is no option prot; did you mean port?" in refusal("--config", str(file))
     file.write_text("- a\n")
     assert "must hold 'option: value' lines" in refusal("--config", str(file))
+    file.write_text("port: 1\n", "utf-16")
+    assert "is not YAML: 'utf-8' codec can't decode" in refusal("--config", str(file))
 
 
 def test_a_file_may_have_the_second_name_of_an_option(file: Path) -> None:
