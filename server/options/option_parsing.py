@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import isnan
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -112,6 +113,10 @@ class Option:
             if doc.choices and not known:
                 raise ValueError(f"{one!r} is not one of {', '.join(doc.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
+            if isnan(value):
+                raise ValueError("must be a number, got nan")
+            if isinstance(value, int) and abs(value) >= 1 << 63:  # no message to an engine holds it
+                raise ValueError(f"must be less than 2**63, got {value}")
             if doc.least is not None and value < doc.least:
                 raise ValueError(f"must be at least {doc.least:g}, got {value}")
             if doc.most is not None and value > doc.most:
