@@ -244,6 +244,8 @@ def _set_model(values: dict[str, object], tag: str | None) -> None:
 
 
 def _build(values: dict[str, object]) -> ServerConfig:
+    if (model := str(values["model"])).lower() in ("true", "false"):  # behind a switch
+        raise OptionError(f"{model} is no model: switches have no value, and --no- before one turns it off")
     expand(values)
     config = assemble(ServerConfig, values)
     if config.adapters.need_adapters:

@@ -120,6 +120,7 @@ def test_cards_are_used_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None
         (["demo", "org/b", "--api-server-count", "2"], "--api-server-count"),
         (["demo", "org/b", "--enable-sleep-mode"], "--enable-sleep-mode"),
         (["demo", "org/b", "--lora-modules", "a=b"], "--lora-modules are those of one model"),
+        (["demo", "--trust-remote-code", "True"], "True is no model: switches have no value"),
         (["demo", "./nowhere"], "there is no ./nowhere"),
         (["demo", "--models", "x"], "leave out the others"),
     ],

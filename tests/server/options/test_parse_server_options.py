@@ -178,6 +178,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["-tp", "0"], "-tp: must be at least 1"),
         (["--quantization", "fp4"], "--quantization: 'fp4' is not one of int8"),
         (["--port"], "--port needs a value"),
+        (["--enable-prefix-caching", "false"], "false is no model: switches have no value, and --no-"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, transcription, embed"),
         (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
         (["--task", "draft"], "--task: a draft model answers no requests"),
