@@ -29,6 +29,8 @@ def check(config: ServerConfig) -> None:
     _check_tls(config.connections)
     if not config.host:
         raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
+    if config.uds == "":
+        raise OptionError("--uds: an empty path is no file that clients could find; leave it out or give one")
     if not config.api_server_count and not config.headless:
         raise OptionError(
             "--api-server-count 0 goes with --headless: a server needs one API process at least"

@@ -160,6 +160,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--hf-overrides", "{"], "--hf-overrides: '{' is not JSON"),
         (["--hf-overrides", "[]"], "must be a JSON object"),
         (["--api-key", ""], "an empty key protects nothing"),
+        (["--uds", ""], "--uds: an empty path"),
         (["--ssl-keyfile", "k"], "go together"),
         (["--ssl-ca-certs", "c"], "plain HTTP cannot: give --ssl-certfile and --ssl-keyfile too"),
         (["--ssl-ciphers", "c"], "--ssl-ciphers chooses ciphers, which plain HTTP cannot"),
