@@ -17,7 +17,7 @@ from server.metrics.stat_loggers import MakeStatLogger
 from server.offline.engine_connection import SHUT_DOWN, Connection
 from server.offline.program_batches import State, decide
 from server.offline.program_requests import Asked, open_answers, open_texts
-from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
+from server.offline.prompt_forms import LoRARequest, PromptLike, read_params, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.options.parse_server_options import EngineArgs, program_config
 from server.options.server_flags import VllmConfig
@@ -105,10 +105,11 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
+        [params] = read_params([sampling_params])
         asked = Asked(
             request_id or uuid.uuid4().hex,
             read_prompt(prompt),
-            sampling_params,
+            params,
             priority,
             lora_request,
             data_parallel_rank,
@@ -124,6 +125,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields one output with the likeliest answers to a prompt, the best one first."""
+        [params] = read_params([params])
         return self._outputs(Asked(request_id, read_prompt(prompt), params, adapter=lora_request))
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
@@ -149,7 +151,8 @@ class AsyncLLM:
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
         name, read = request_id or uuid.uuid4().hex, read_prompt(prompt)
-        asked = Asked(name, read, pooling_params, priority, lora_request, data_parallel_rank)
+        [params] = read_params([pooling_params])
+        asked = Asked(name, read, params, priority, lora_request, data_parallel_rank)
         pool_texts = await open_texts(await self._ready(), [asked])
         [output] = await pool_texts()
         yield output

@@ -174,7 +174,7 @@ class LLM(LLMEngine):
         {"content": [...]} has pictures too, as the content of a message.
         """
         refuse_keywords("score", others, _UNSUPPORTED)
-        sides, params = (data_1, data_2), pooling_params or PoolingParams()
+        sides, [params] = (data_1, data_2), prompt_forms.read_params([pooling_params or PoolingParams()])
         if truncate_prompt_tokens is not None:
             params = replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
         return self.local.call(
@@ -273,6 +273,7 @@ class LLM(LLMEngine):
         number = len(prompts)
         ranks = for_each("priority", Integral, priority, 0, number)
         loras = for_each("lora_request", LoRARequest, adapters, None, number)
+        params = prompt_forms.read_params(params)
         given = zip(self._names(number), prompts, params, ranks, loras, strict=True)
         return [Asked(*each) for each in given]
 

@@ -17,7 +17,7 @@ from server.model_facts import Facts
 from server.offline.local_engine import LocalEngine
 from server.offline.output_builder import Answers
 from server.offline.program_requests import Asked, PooledOutput, open_answers, open_texts
-from server.offline.prompt_forms import LoRARequest, PromptLike, read_prompt
+from server.offline.prompt_forms import LoRARequest, PromptLike, read_params, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.options.parse_server_options import EngineArgs, program_config
 from server.options.server_flags import ServerConfig, VllmConfig
@@ -98,6 +98,7 @@ class LLMEngine:
         refuse_keywords("add_request", others, _UNSUPPORTED)
         if request_id in self._running:
             raise ValueError(f"a request with the id {request_id!r} is not finished yet")
+        [params] = read_params([params])
         asked = Asked(request_id, read_prompt(prompt), params, priority, lora_request)
         self.local.call(self._add(asked))
 

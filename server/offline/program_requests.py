@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
+from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -75,10 +76,12 @@ class Asked:
     def __post_init__(self) -> None:
         if not isinstance(self.adapter, LoRARequest | None):
             raise TypeError(f"lora_request is a LoRARequest, not {type(self.adapter).__name__}")
+        if not isinstance(self.priority, Integral):
+            raise TypeError(f"priority is a whole number, not {type(self.priority).__name__}")
 
     def terms(self, state: RequestState, id: str) -> Terms:
         """How the request is run, under this id."""
-        replica, priority, salt = self.replica, self.priority, self.prompt.salt
+        replica, priority, salt = self.replica, int(self.priority), self.prompt.salt
         return Terms(state, id, replica=replica, priority=priority, salt=salt, shares_id=True)
 
     @property

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from numbers import Integral
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast, get_args
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from server.errors import BadRequest
 from server.media.inline_files import InlineFiles
 from server.offline.media_forms import Given, listed, read_media, with_files
 from server.requests.pooling import PoolingParams, Source
@@ -83,6 +86,7 @@ Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
 Params = TypeVar("Params")
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 B = TypeVar("B", bound=BaseModel)
 
 _FORMS = (
@@ -217,6 +221,46 @@ def for_each(
     if len(given) != count:
         raise ValueError(f"{name}: {len(given)} for {count} prompts; give one for all, or one for each")
     return given
+
+
+def read_params(given: Sequence[Fields]) -> list[Fields]:
+    """Parameters with values as HTTP requests have them: NumPy's numbers become Python's, and None the
+    default where a field has no None. Raises BadRequest for other types, by which an engine would break."""
+    read = {at: _plain_params(one) for at, one in {id(one): one for one in given}.items()}
+    return [read[id(one)] for one in given]
+
+
+def _plain_params(given: Fields) -> Fields:
+    if not isinstance(given, msgspec.Struct):
+        return given  # which the request refuses by its name
+    optional = _optional(type(given))
+    asked = {name: getattr(given, name) for name in given.__struct_fields__}
+    values = {name: _plain(value) for name, value in asked.items() if value is not None or name in optional}
+    try:
+        return msgspec.convert(values, type(given), strict=False, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{type(given).__name__}: {error}") from None
+
+
+@cache
+def _optional(kind: type[msgspec.Struct]) -> set[str]:
+    """The fields of a struct that may be None."""
+    fields = msgspec.structs.fields(kind)
+    return {field.name for field in fields if field.type is object or type(None) in get_args(field.type)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            return _plain_params(value)
+        case Enum():
+            return value.value
+        case list() | tuple():
+            return [_plain(each) for each in cast("Sequence[Any]", value)]
+        case dict():
+            return {_plain(key): _plain(each) for key, each in cast("dict[Any, Any]", value).items()}
+        case _:
+            return listed(value)
 
 
 def _from_mapping(given: Mapping[Any, Any]) -> Prompt:

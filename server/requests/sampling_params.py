@@ -144,8 +144,6 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         """What is asked of the form of the answers, if anything is. Raises BadRequest."""
         if (params := self.structured_outputs) is None:
             return None
-        if not isinstance(params, StructuredOutputsParams):
-            raise BadRequest("structured_outputs takes StructuredOutputsParams(...).", "structured_outputs")
         asked = AskedForm(params, "structured_outputs")
         asked.constraint()
         return asked

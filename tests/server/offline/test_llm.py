@@ -331,8 +331,8 @@ def test_what_cannot_be_used_is_refused(llm: LLM) -> None:
         llm.generate("a", held_to(regex="(a"), use_tqdm=False)
     with pytest.raises(BadRequest, match="You must use one kind"):
         llm.generate("a", held_to(), use_tqdm=False)
-    with pytest.raises(BadRequest, match="takes StructuredOutputsParams"):
-        llm.generate("a", SamplingParams(structured_outputs={"regex": "a"}), use_tqdm=False)  # pyright: ignore
+    with pytest.raises(BadRequest, match=r"got `str` - at `\$\.structured_outputs`"):
+        llm.generate("a", SamplingParams(structured_outputs="a"), use_tqdm=False)  # pyright: ignore
 
 
 def test_one_refused_prompt_gives_back_the_places_of_all(llm: LLM) -> None:

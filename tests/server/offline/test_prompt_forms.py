@@ -1,13 +1,24 @@
 """The forms of prompts and parameters, and what is refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from server.errors import BadRequest
+from server.grammars.response_format import StructuredOutputsParams
 from server.media.inline_files import InlineFiles
-from server.offline.prompt_forms import Prompt, for_each, read_conversations, read_prompts, read_sides
-from server.requests.sampling_params import SamplingParams
+from server.offline.prompt_forms import (
+    Prompt,
+    for_each,
+    read_conversations,
+    read_params,
+    read_prompts,
+    read_sides,
+)
+from server.requests.pooling import PoolingParams
+from server.requests.sampling_params import RequestOutputKind, SamplingParams
 
 USER = {"role": "user", "content": "a"}
 
@@ -106,3 +117,29 @@ def test_parameters_for_each_prompt() -> None:
         for_each(*given, [one, two], default, 3)
     with pytest.raises(TypeError, match="is one SamplingParams for all prompts, or a list of them; got dict"):
         for_each(*given, {"n": 1}, default, 1)  # pyright: ignore[reportArgumentType]
+
+
+def test_parameters_have_the_types_that_requests_have() -> None:
+    odd: dict[str, Any] = {"max_tokens": np.int64(3), "stop_token_ids": [np.int64(1)], "ignore_eos": None}
+    given = SamplingParams(
+        **odd,
+        logit_bias={"5": 1},  # pyright: ignore[reportArgumentType]
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=StructuredOutputsParams(regex="null"),
+        extra_args={"a": [1.5]},
+    )
+    one, other = read_params([given, given])
+    assert one is other and (type(one.max_tokens), one.max_tokens, one.logit_bias) == (int, 3, {5: 1.0})
+    assert (one.stop_token_ids, one.ignore_eos, one.output_kind) == ([1], False, RequestOutputKind.DELTA)
+    assert (one.structured_outputs, one.extra_args) == (given.structured_outputs, given.extra_args)
+    assert read_params([SamplingParams(max_tokens=None)]) == [SamplingParams(max_tokens=None)]
+    form = StructuredOutputsParams(regex=5)  # pyright: ignore[reportArgumentType]
+    wrong: list[tuple[type[Any], dict[str, Any]]] = [
+        (SamplingParams, {"seed": 1.5}),
+        (SamplingParams, {"stop_token_ids": [1.5]}),
+        (SamplingParams, {"structured_outputs": form}),
+        (PoolingParams, {"use_activation": "x"}),
+    ]
+    for kind, fields in wrong:
+        with pytest.raises(BadRequest, match="Params: Expected `"):
+            read_params([kind(**fields)])
