@@ -151,7 +151,7 @@ OBEYED = {
 }
 """Variables of vLLM, and the options that they give where nothing else does."""
 _WRITTEN: Mapping[str, Callable[[str], str | list[str]]] = {
-    "VLLM_API_KEY": lambda text: [text] if text else [],
+    "VLLM_API_KEY": lambda text: [text.strip()] if text.strip() else [],  # a secret's file has a line's end
     "VLLM_CPU_KVCACHE_SPACE": lambda text: "" if text in ("", "0") else f"{text}GiB",
     "VLLM_LOGGING_LEVEL": str.lower,
     "VLLM_TORCH_PROFILER_DIR": lambda text: (

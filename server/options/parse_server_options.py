@@ -326,9 +326,10 @@ def key_file_of_environment(environ: Mapping[str, str] = os.environ) -> str | No
 
 
 def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The key that commands send to a server, by the same variables as the server's own, or OpenAI's."""
-    names = (f"{PREFIX}API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
-    return next((environ[name] for name in names if environ.get(name)), None)
+    """The key that commands send to a server, by the same variables as the server's own, or OpenAI's. The
+    first may hold several."""
+    others = (environ.get(name, "").strip() for name in ("VLLM_API_KEY", "OPENAI_API_KEY"))
+    return next(filter(None, [*environ.get(f"{PREFIX}API_KEY", "").split(), *others]), None)
 
 
 def share_metrics(folder: Path) -> None:

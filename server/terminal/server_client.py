@@ -54,9 +54,11 @@ class ServerClient:
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
         self.url = url
-        self._headers = {"Content-Type": "application/json"}
+        self._headers: dict[str, str | bytes] = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            if not api_key.isprintable():
+                raise ServerError("the API key has a line's end or another character that no header may have")
+            self._headers["Authorization"] = f"Bearer {api_key}".encode()
         self._address = None if url.startswith("unix:") else parsed_address(url)
         if self._address is None and not url.startswith("unix:"):
             raise ServerError(not_an_address(url, DEFAULT_URL))

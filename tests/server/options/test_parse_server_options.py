@@ -132,6 +132,7 @@ def test_the_key_of_vllms_variable_counts_unless_another_is_given() -> None:
     assert read(VLLM_API_KEY="k").access.api_key == ["k"]
     assert read("--api-key", "ours", VLLM_API_KEY="k").access.api_key == ["ours"]
     assert read(FACET_API_KEY="a b").access.api_key == ["a", "b"]
+    assert read(VLLM_API_KEY="k\n").access.api_key == ["k"]
 
 
 def test_variables_that_kubernetes_makes_are_not_options() -> None:

@@ -224,6 +224,16 @@ def test_a_key_is_sent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         assert run("facet", ["chat", "--url", url, "-q", "hi", "--api-key", "secret"]) == 0
 
 
+def test_a_key_of_any_letters_is_sent_and_one_of_two_lines_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(FakeFrontend(), access=AccessOptions(api_key=["kü☃", "other"])) as url:
+        monkeypatch.setenv("FACET_API_KEY", "kü☃ other\n")
+        assert run("facet", ["chat", "--url", url, "-q", "hi"]) == 0
+        assert run("facet", ["chat", "--url", url, "-q", "hi", "--api-key", "a\nb"]) == FAILED
+        assert "the API key has a line's end" in capsys.readouterr().err
+
+
 def test_several_lines_can_be_typed() -> None:
     lines = typed_messages(typed("one", "", '"""two', "", 'three"""', "four \\", "five", '"""', "six", '"""'))
     assert list(lines) == ["one", "two\n\nthree", "four \nfive", "six"]
