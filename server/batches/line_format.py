@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from typing import Any
 
@@ -32,6 +33,10 @@ class BatchLine(msgspec.Struct, frozen=True):
         return named if isinstance(named, str) else ""
 
 
+_PATH = re.compile("/[!-~]*")
+"""What the first line of a request can hold."""
+
+
 class _Asked(msgspec.Struct):
     """The fields of a body that are looked at before its endpoint reads it."""
 
@@ -56,7 +61,7 @@ def read_line(raw: bytes) -> BatchLine:
         raise LineFault("invalid_json_line", f"is not JSON: {error}") from None
     if line.method != "POST":
         raise LineFault("invalid_method", "has a method that is not POST: method must be POST", "method")
-    if not line.url.startswith("/"):
+    if not _PATH.fullmatch(line.url):
         raise LineFault(
             "invalid_url",
             f"has the url {line.url[:64]!r}: url is a path such as /v1/chat/completions",

@@ -123,6 +123,8 @@ def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
         (json.dumps({**request("b"), "method": "GET"}), "method must be POST"),
         (json.dumps(request("\ud800")), "line 2 is not JSON"),
         (json.dumps(request("b", "https://h/v1/x")), "url is a path"),
+        (json.dumps(request("b", "/v1/\u00e9")), "has the url '/v1/\u00e9': url is a path"),
+        (json.dumps(request("b", "/v1/x y")), "has the url '/v1/x y': url is a path"),
         (json.dumps(request("b", stream=True)), "cannot be streamed"),
     ],
 )
