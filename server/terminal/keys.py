@@ -163,7 +163,8 @@ def _is_remark(line: str) -> bool:
 def _as_toml(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
-    return json.dumps(value)  # strings, numbers, booleans and lists of strings are the same in both
+    # Strings, numbers, booleans and lists of strings are the same in both, but for pairs of surrogates.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def change(path: Path, changed: Callable[[str], str]) -> None:
@@ -194,7 +195,7 @@ def _replace(path: Path, text: str) -> None:
     """Put a new file in a file's place, so that whoever reads it meanwhile has the old or the new one."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             if path.exists():
                 old = path.stat()
                 os.fchmod(file.fileno(), old.st_mode & 0o777)

@@ -31,7 +31,7 @@ def test_a_key_is_shown_once_and_only_its_digest_is_kept(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--weight 3 --max-running 2 --max-queued 0 --tasks generate score --admin --expires 2031-05-06"
-    options += " --models chat m/1"
+    options += " --models chat m/1 \N{GRINNING FACE}"
     assert call(file, f"add alice {options} --requests-per-minute 9 --priority -1 --share-prefixes") == 0
     secret = capsys.readouterr().out.strip()
     assert secret.startswith("sk-") and len(secret) > 40
@@ -40,7 +40,7 @@ def test_a_key_is_shown_once_and_only_its_digest_is_kept(
     [key] = read_keys(file)
     assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert (key.name, key.weight, key.max_running, key.max_queued) == ("alice", 3.0, 2, 0)
-    assert key.models == ["chat", "m/1"]
+    assert key.models == ["chat", "m/1", "\N{GRINNING FACE}"]
     assert (key.tasks, key.admin, key.priority, key.share_prefixes) == (["generate", "score"], True, -1, True)
     assert key.expires is not None and key.expires.isoformat() == "2031-05-06T00:00:00+00:00"
     assert call(file, "list") == 0
