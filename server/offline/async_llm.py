@@ -67,6 +67,8 @@ class AsyncLLM:
         self._stat_loggers = stat_loggers
         self._connection: Connection | None = None
         self._opened: list[Connection] = []
+        self._unsent: dict[int, str] = {}
+        """The ids of requests that wait for the model, or whose prompts are read."""
         self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
 
     @classmethod
@@ -129,8 +131,15 @@ class AsyncLLM:
         return self._outputs(Asked(request_id, read_prompt(prompt), params, adapter=lora_request))
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
-        [answers] = await open_answers(await self._ready(), [asked])
+        self._unsent[id(asked)] = asked.name
+        try:
+            [answers] = await open_answers(await self._ready(), [asked])
+        finally:
+            is_wanted = self._unsent.pop(id(asked), None) is not None
         with closing(answers.state):
+            if not is_wanted:
+                yield answers.builder.abort()
+                return
             async with aclosing(answers.outputs()) as outputs:
                 async for output in outputs:
                     yield output
@@ -173,7 +182,8 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
         if self._connection is not None:
-            names = [request_id] if isinstance(request_id, str) else request_id
+            names = {request_id} if isinstance(request_id, str) else set(request_id)
+            self._unsent = {key: name for key, name in self._unsent.items() if name not in names}
             await self._connection.frontend.abort(names)
 
     async def get_tokenizer(self) -> Any:

@@ -97,6 +97,14 @@ class OutputBuilder:
         answers = [_copy(answer) for answer in self._output.outputs]
         return replace(self._output, outputs=answers, metrics=replace(self._metrics))
 
+    def abort(self) -> RequestOutput:
+        """The only output of a request that was aborted before it was sent."""
+        for index in sorted(self._unfinished):
+            self.push(Delta(index, finish_reason="abort"))
+        output = self.output()
+        assert output is not None, "answers have ended, and say nothing"
+        return output
+
     def fail(self, error: ApiError) -> RequestOutput:
         """The last output: unfinished answers end with the reason "error"."""
         if self.kind == RequestOutputKind.DELTA:

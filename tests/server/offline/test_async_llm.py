@@ -159,6 +159,19 @@ async def test_abort_ends_the_stream_with_what_there_is(engine: AsyncLLM):
     await idle(engine)
 
 
+async def test_abort_ends_what_is_not_sent_yet(engine: AsyncLLM):
+    params = SamplingParams(truncate_prompt_tokens=2, max_tokens=4, ignore_eos=True, n=2)
+    slow = engine.generate("Once upon a time. " * 4096, params, "slow")  # a thread reads it meanwhile
+    task = asyncio.ensure_future(anext(slow))
+    await asyncio.sleep(0)
+    await engine.abort("slow")
+    output = await task
+    assert output.finished and len(output.prompt_token_ids) == 2
+    assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [("abort", [])] * 2
+    assert [one async for one in slow] == [] and not engine._unsent
+    await idle(engine)
+
+
 async def test_requests_of_one_id_end_together(engine: AsyncLLM):
     both = [engine.generate(CAPITAL, ENDLESS, request_id="same") for _ in range(2)]
     begun = [await anext(outputs) for outputs in both]
