@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sizes import engine_config
 from tiny import tiny_checkpoint
+from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import AddRequest, OutputsByClient, Tokens
@@ -75,6 +76,18 @@ def test_what_runs_goes_on_and_what_comes_is_answered_by_the_new_weights(
     assert engine.ready.worker.fingerprint == right.ready.worker.fingerprint
     for each in (engine, right):
         each.stop()
+
+
+def test_an_answer_whose_matcher_is_late_does_not_stand_still_for_ever(folders: tuple[Path, Path]) -> None:
+    one, other = folders
+    engine = open_engine(one)
+    matcher = ToyMatcher(Language(320, shortest=20), slow=frozenset({3}))
+    engine.intake.add(0, asked(PROMPT), matcher)
+    begun = read(engine, 3)
+    assert matcher.late
+    engine.update_weights(str(other))
+    assert not engine.idle and len(begun) + len(read(engine)) == 12
+    engine.stop()
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(folders: tuple[Path, Path], tmp_path: Path) -> None:

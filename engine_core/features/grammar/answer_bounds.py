@@ -82,8 +82,9 @@ class AnswerBounds(Feature):
         if seq.is_followed:
             matcher = self.matchers.pop(seq)
             self._counted.pop(seq, None)
-            if self._late.pop(seq, None) is not None:
+            if (resumes := self._late.pop(seq, None)) is not None:
                 matcher.abandon()
+                seq.paused = not resumes  # whoever has it go on by another matcher does not wait for this one
             if not self.matchers:
                 self._core.hooks.rest(self)
 
