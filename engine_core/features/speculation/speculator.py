@@ -258,7 +258,7 @@ class Speculator:
 
     def pays(self, seqs: Collection[Sequence]) -> bool:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
-        if not self._most_for(len(seqs)):
+        if not seqs or not self._most_for(len(seqs)):
             return False
         if self._moved:
             self._weigh(seqs)

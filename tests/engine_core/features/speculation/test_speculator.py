@@ -100,6 +100,12 @@ def test_nothing_is_weighed_where_there_is_nothing_to_guess(monkeypatch: pytest.
     assert weighed
 
 
+def test_nothing_pays_while_the_only_answer_with_guesses_is_paused() -> None:
+    one = guesser()
+    one.enter(sequence(0, LINE[:50] + LINE[:24]))
+    assert not one.pays([])
+
+
 def test_what_became_of_guesses_is_counted() -> None:
     one = guesser(most=3)
     seq = sequence(0, LINE)
