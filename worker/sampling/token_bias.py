@@ -110,7 +110,14 @@ def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
         shifts += [bias for token, bias in each.logit_bias.items() if 0 <= token < vocab_size]
     bound = rows.bound
     narrowed = {row for row, each in params.items() if each.allowed_token_ids and row in bound}
-    guarded = [row for row, each in params.items() if each.bad_words or row in early or row in narrowed]
+    guarded = [
+        row
+        for row, each in params.items()
+        if each.bad_words
+        or row in early
+        or row in narrowed
+        or ((each.suppressed or each.suppressed_first) and (each.allowed_token_ids or row in bound))
+    ]
     return Masks(
         allowed=_plan_allowed(packet, params, vocab_size),
         bad_words=_plan_bad_words(packet, params, rows, vocab_size),

@@ -279,8 +279,9 @@ def test_everything_forbidden_takes_the_likeliest_allowed() -> None:
     greedy = Sampling(max_tokens=1, temperature=0, allowed_token_ids=(1, 2), bad_words=((1,), (2,)))
     random = Sampling(max_tokens=1, allowed_token_ids=(1, 2), bad_words=((1,), (2,)), top_p=0.5)
     stops = Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(0, 1, 2, 3))
-    sampled = sample(alike(logits, greedy, random, stops))
-    assert sampled.tokens.tolist() == [2, 2, 0]
+    never = Sampling(max_tokens=1, temperature=0, allowed_token_ids=(1, 2), suppressed=(1, 2))
+    sampled = sample(alike(logits, greedy, random, stops, never))
+    assert sampled.tokens.tolist() == [2, 2, 0, 2]
     assert sampled.finite.all()
 
 
