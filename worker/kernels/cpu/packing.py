@@ -215,7 +215,8 @@ class Packer:
     def rows_alone(self, matrix: Tensor) -> Packed:
         """Lay out a matrix [outputs, inputs] as a row of outputs for each input, in memory of its own."""
         plan = self._plan_plain([matrix], False, None, 1)
-        return _packed(plan, matrix.t().contiguous().view(torch.uint8))
+        rows = matrix.t().flatten()  # which one row gives its usual stride, and contiguous() does not
+        return _packed(plan, rows.view(torch.uint8))
 
     def _filled(self, plans: Sequence[_Plan]) -> tuple[Tensor, list[Packed]]:
         """Pack what is planned into one piece of memory."""
