@@ -96,7 +96,11 @@ def rotation(fields: Fields) -> dict[str, object]:
         if scale is not None:
             scaling["attention_factor"] = scale
     else:
-        kind = fields.get("rope.scaling.type")
+        kind, factor = fields.get("rope.scaling.type"), "rope.scaling.factor"
+        if fields.number(factor) is None and fields.number("rope.scale_linear"):
+            factor = "rope.scale_linear"  # its name in files of 2023
+        if kind is None and fields.number(factor):
+            kind = "linear"
         if kind in (None, "none", "longrope"):
             return {}
         if kind not in ("linear", "yarn"):
@@ -104,7 +108,7 @@ def rotation(fields: Fields) -> dict[str, object]:
                 "rope.scaling.type",
                 f"is {kind!r}, but only none, linear, yarn and longrope are read",
             )
-        scaling = {"rope_type": kind, "factor": fields.need("rope.scaling.factor")}
+        scaling = {"rope_type": kind, "factor": fields.need(factor)}
         for name in ("beta_fast", "beta_slow") if kind == "yarn" else ():
             if (value := fields.number(f"rope.scaling.yarn_{name}")) is not None:
                 scaling[name] = value

@@ -101,7 +101,9 @@ def test_stretched_rotations(tmp_path: Path) -> None:
         "original_max_position_embeddings": 128
     }
     linear: Fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
-    assert raw(tmp_path, "gemma3", linear)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    older: list[Fields] = [{"rope.scaling.factor": 8.0}, {"rope.scale_linear": 8.0}]
+    for given in (linear, *older):
+        assert raw(tmp_path, "gemma3", given)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
 
 
 def test_windows(tmp_path: Path) -> None:
