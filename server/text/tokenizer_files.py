@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 import tokenizers
 
 from models.gguf.folder import NO_TOKENIZER
 from models.mistral.tokenizer import write_tokenizer
-from models.plain_files import FileError, check_regular, read_json, read_text
+from models.plain_files import ConfigError, check_regular, read_json, read_text, typed
 from models.pooling.sentence_files import read_markers
 from server.text.chat_template import AskedFormat, ChatTemplate, compile_template
 from server.text.tokenizer import NoTokenizer, Tokenizer
@@ -68,7 +68,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             return NoTokenizer(make_chat({}, {}, self.content_format))
         try:
             return self._load(Path(self.folder), make_chat)
-        except FileError as error:
+        except ConfigError as error:
             raise TokenizerError(str(error)) from None
 
     def _load(self, folder: Path, make_chat: Callable[..., ChatTemplate]) -> Tokenizer:
@@ -91,6 +91,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
+        _add_tokens(model, folder, config, named.values())
         if _read_json(folder / "config.json").get("model_type") == "siglip2":
             # It was trained on small letters, which transformers' class of tokenizer makes, and not the file.
             own = filter(None, [model.normalizer])
@@ -195,11 +196,40 @@ def template_text(given: str) -> str:
 def _named_tokens(config: dict[str, object]) -> dict[str, str]:
     """Named tokens such as bos_token; each is text, or an object with its text as `content`."""
     named: dict[str, str] = {}
-    for key, value in config.items():
+    others = config.get("additional_special_tokens") or config.get("extra_special_tokens")
+    listed = [("additional", each) for each in others] if isinstance(others, list) else []
+    for key, value in [*config.items(), *listed]:
         text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            named[key] = text
+        if isinstance(text, str) and (key.endswith("_token") or key == "additional"):
+            named[key if key.endswith("_token") else f"additional {text}"] = text
     return named
+
+
+_Id = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+def _add_tokens(
+    model: tokenizers.Tokenizer, folder: Path, config: Mapping[str, object], special: Collection[str]
+) -> None:
+    """Adds the tokens that the files beside tokenizer.json describe, and it does not, or otherwise."""
+    known = {token.content: token.__getstate__() for token in model.get_added_tokens_decoder().values()}
+    described = config.get("added_tokens_decoder")
+    if described is None:  # an older file has ids by texts
+        ids = {text: id for text, id in _read_json(folder / "added_tokens.json").items() if text not in known}
+        flags = {text: {"special": text in special, "normalized": text not in special} for text in ids}
+        described = {str(id): {"content": text, **flags[text]} for text, id in ids.items()}
+    found = typed(described, dict[_Id, _AddedToken], f"{folder}: the added tokens")
+    tokens = [tokenizers.AddedToken(**msgspec.structs.asdict(found[id])) for id in sorted(found, key=int)]
+    model.add_tokens([token for token in tokens if token.__getstate__() != known.get(token.content)])
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -45,6 +45,7 @@ FILES: list[Case] = [
     case("settings that are nested", put(DEEP, SETTINGS), SETTINGS, "nested too deeply"),
     case("settings that are a list", put("[]", SETTINGS), SETTINGS, "must hold an object"),
     case("settings that are a pipe", replaced(os.mkfifo, SETTINGS), SETTINGS, "is a pipe"),
+    case("a nameless token", put('{"added_tokens_decoder": {"1": {}}}', SETTINGS), "added tokens", "content"),
     case("names that are not JSON", put("x", NAMES), NAMES, "cannot be read as JSON"),
     case("a template that is not text", put(b"\xff", TEMPLATE), TEMPLATE, "cannot be read as text"),
     case("a template that is a pipe", replaced(os.mkfifo, TEMPLATE), TEMPLATE, "is a pipe"),

@@ -61,6 +61,23 @@ def test_tokens_named_special_are_special(tmp_path: Path) -> None:
     assert tokenizer.eos_id == tokenizer.token_id("</s>")
 
 
+def test_tokens_that_the_files_beside_tokenizer_json_describe(tmp_path: Path) -> None:
+    size = load(write(tmp_path)).vocab_size
+    new = {"content": "<tool>", "normalized": False}
+    end = {"content": "</s>", "normalized": False, "rstrip": True, "special": True}
+    tokenizer = load(write(tmp_path, added_tokens_decoder={f"{size}": new, "1": end}))
+    eos, tool = tokenizer.token_id("</s>"), tokenizer.token_id("<tool>")
+    assert (tool, tokenizer.vocab_size) == (size, size + 1)
+    assert tool not in tokenizer.special_ids
+    assert tokenizer.encode("</s> \n<tool>", add_special_tokens=False) == [eos, tool]
+    assert tokenizer.decode([size]) == "<tool>"
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<tool>": size, "<pad>": size + 1}))
+    older = load(write(tmp_path, pad_token="<pad>", additional_special_tokens=["<plain>", "<none>"]))
+    assert older.encode("<tool><pad>", add_special_tokens=False) == [size, size + 1]
+    assert {size, size + 1} & older.special_ids == {size + 1}
+    assert older.token_id("<none>") is None
+
+
 def test_the_first_token_is_added_where_only_the_configuration_asks_for_it(tmp_path: Path) -> None:
     tokenizer = load(write(tmp_path, bos_token="<s>", add_bos_token=True))
     bos = tokenizer.token_id("<s>")
