@@ -244,11 +244,14 @@ def _open(folder: Path, format: _Format) -> Source:
 
 def _list(folder: Path, format: _Format) -> _Listing:
     """List the files by the index, if there is one: some folders hold the same weights twice."""
-    index = folder / format.index
+    index, single = folder / format.index, folder / format.single
     if index.exists():
         listing = _read_index(index)
-    elif (folder / format.single).exists():
-        listing = _Listing([folder / format.single])
+        gone = listing.files and not any(path.exists() for path in listing.files)
+        if gone and single.exists():
+            listing = _Listing([single])  # the index is left of an earlier save
+    elif single.exists():
+        listing = _Listing([single])
     else:
         listing = _Listing(sorted(folder.glob(format.pattern)))
     if not listing.files:

@@ -62,6 +62,12 @@ class TestFormats:
         save_file({"tok_embeddings.weight": torch.zeros(1)}, copy / "consolidated.safetensors")
         assert_runs_as(copy, llama)
 
+    def test_an_index_of_files_that_are_gone(self, llama: Path, copy: Path) -> None:
+        save_file(tensors(llama), copy / "model.safetensors")
+        left = {"weight_map": {"lm_head.weight": "model-1.safetensors"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(left))
+        assert_runs_as(copy, llama)
+
     def test_torch_files_of_old_and_in_shards(self, llama: Path, copy: Path) -> None:
         everything = tensors(llama)
         files = {name: f"pytorch_model-{index % 2}.bin" for index, name in enumerate(everything)}
