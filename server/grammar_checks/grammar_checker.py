@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
-
 from engine_core.client.client import EngineClient
 from server.errors import ApiError, BadRequest
 from server.grammar_checks.grammar_job import AskedGrammar, GrammarSetup
@@ -27,7 +25,7 @@ from server.grammars.grammar_limits import (
 from server.grammars.response_format import AnswerGrammar
 from server.helpers.job import Ended, Job
 from server.helpers.job_queue import Helpers
-from server.helpers.messages import SentError, received_error, sent_error
+from server.helpers.messages import SentError, received_error, sent_error, to_msgpack
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.output_parsing.format_detection import find_format
@@ -84,7 +82,7 @@ class GrammarChecker:
     async def check(self, asked: AskedGrammar, owner: str = "") -> AnswerGrammar:
         """The grammar of what a request of this owner asks. Raises the error with which the request ends."""
         try:
-            data = msgspec.msgpack.encode(asked)
+            data = to_msgpack(asked)
         except UnicodeEncodeError:
             raise BadRequest(_NO_TEXT, asked.field) from None
         if len(data) > LONGEST:

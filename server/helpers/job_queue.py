@@ -17,7 +17,7 @@ import msgspec
 
 from server.errors import ApiError, Overloaded, TooManyRequests, Unavailable
 from server.helpers.job import Ended, Job
-from server.helpers.messages import SentError, received_error, sent_error
+from server.helpers.messages import SentError, received_error, sent_error, to_msgpack
 from server.helpers.process import Data, HelperProcess
 
 A = TypeVar("A")
@@ -116,7 +116,7 @@ class JobQueue(Generic[A]):
             process.kill()
 
     def _add(self, order: msgspec.Struct, data: Data, owner: str, digest: bytes) -> _Order[A]:
-        sent = msgspec.msgpack.encode(order), data
+        sent = to_msgpack(order), data
         name, size = self.job.name, sum(map(len, sent))
         if self.bytes and self.bytes + size > self.job.waiting_bytes:
             less = "Try again later, or send less in one request."

@@ -6,6 +6,7 @@ An order is two frames, the order itself and the bytes that it is about, which m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -61,3 +62,27 @@ def received_error(found: SentError) -> ApiError:
 def sent_error(error: ApiError) -> SentError:
     said = error.message, error.param, error.retry_after, error.sentence
     return SentError(error.status, error.type, error.code, *said)
+
+
+def to_msgpack(message: Any) -> bytes:
+    """A message in msgpack, which has integers of 64 bits only: floats stand for larger ones, such as a JSON
+    schema gives as bounds."""
+    try:
+        return msgspec.msgpack.encode(message)
+    except OverflowError:
+        return msgspec.msgpack.encode(_with_floats(message))
+
+
+def _with_floats(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            fields = {name: _with_floats(getattr(value, name)) for name in value.__struct_fields__}
+            return msgspec.structs.replace(value, **fields)
+        case dict():
+            return {name: _with_floats(each) for name, each in value.items()}
+        case list():
+            return [_with_floats(each) for each in value]
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return float(str(value))  # infinity, if no float is as large
+        case _:
+            return value

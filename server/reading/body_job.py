@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from server.errors import ApiError, BadRequest
 from server.helpers.memory import set_most_memory, unset_most_memory
-from server.helpers.messages import FollowOrder
+from server.helpers.messages import FollowOrder, to_msgpack
 from server.media.media_parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded
 from server.model_facts import Facts
@@ -101,7 +101,7 @@ def read_body(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Ans
     notes = FieldNotes(context.options.strict_fields)
     try:
         body: Body = read_json(raw, _validator(reading.name), notes)
-        result = msgspec.msgpack.encode(_packed(reading.read(body, context)))
+        result = to_msgpack(_packed(reading.read(body, context)))
     except MediaNeeded as needed:
         return Needed(needed.parts, needed.salt, needed.settings, needed.io, needed.of_tools)
     except ApiError as error:

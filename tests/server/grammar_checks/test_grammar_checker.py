@@ -56,6 +56,14 @@ async def test_one_process_checks_one_grammar_after_the_other() -> None:
         assert pid is not None and pid_of(checker) == pid
 
 
+async def test_a_schema_may_have_bounds_of_more_than_64_bits() -> None:
+    async with a_checker() as checker:
+        built = await checker.check(asked(json={"type": "integer", "minimum": 0, "maximum": 1 << 256}))
+        assert built.kind == "json"
+        error = await refusal(checker, asked(json={"enum": [1 << 256]}))
+        assert "may be up to 2^53" in error.message
+
+
 async def test_what_was_refused_is_refused_again_without_another_check() -> None:
     async with a_checker() as checker:
         first = await refusal(checker, asked(regex="(a"))

@@ -118,6 +118,16 @@ async def test_what_comes_back_has_stand_ins_for_texts(make: Make) -> None:
     assert body.model_fields_set == {"prompt", "prompt_embeds", "suffix", "temperature", "request_id"}
 
 
+async def test_a_tool_may_have_bounds_of_more_than_64_bits(make: Make) -> None:
+    schema = {"type": "object", "properties": {"wei": {"type": "integer", "maximum": (1 << 256) - 1}}}
+    tools = [{"type": "function", "function": {"name": "pay", "parameters": schema}}]
+    said = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "chat_template": "{{ tools }}"}
+    async with make() as bodies:
+        found = (await bodies.read(CHAT, msgspec.json.encode(said), FACTS)).result
+    assert str((1 << 256) - 1) in found.prompt.text
+    assert found.tools["pay"]["properties"]["wei"]["maximum"] == 2.0**256
+
+
 @pytest.mark.slow
 async def test_a_template_that_never_ends_is_ended(make: Make) -> None:
     async with make(template_seconds=2.0) as bodies:
