@@ -223,7 +223,8 @@ def _may_close(schema: Schema, *, always: bool) -> bool:
     if not isinstance(properties, dict):
         return always and schema.get("type") == "object" and not others
     required = schema.get("required")
-    if isinstance(required, list) and not all(name in properties for name in required):
+    named = required if isinstance(required, list) else ()
+    if not all(isinstance(name, str) and name in properties for name in named):
         return False
     return not others or (others == ["unevaluatedProperties"] and schema["unevaluatedProperties"] is False)
 

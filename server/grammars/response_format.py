@@ -194,7 +194,8 @@ def unknown_keywords(message: str) -> list[str]:
     if "Unimplemented keys: " in message:
         return _NAMED.findall(message.partition("Unimplemented keys: ")[2].partition("]")[0])
     if "Unknown format: " in message:
-        return [f"format {message.partition('Unknown format: ')[2].split()[0]}"]
+        named = message.partition("Unknown format: ")[2].split()[:1]  # none, if its name is empty
+        return [" ".join(["format", *named])]
     if "oneOf" in message:
         return ["oneOf"]
     if "min/maxProperties" in message:

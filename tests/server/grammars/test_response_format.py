@@ -229,6 +229,7 @@ NOT_ENFORCED = [
     ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, ["not"]),
     ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, ["uniqueItems"]),
     ({"type": "string", "format": "idn-email"}, ["format idn-email"]),
+    ({"type": "string", "format": ""}, ["format"]),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["oneOf"]),
     (
         {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2},
@@ -275,6 +276,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"json": []}, "a JSON schema must be an object, got list"),
         ({"json": {"type": "number", "minimum": 2, "maximum": 1}}, "Unsatisfiable schema: minimum"),
         ({"json": {"type": "strin"}}, "Invalid type: strin"),
+        ({"json": {"properties": {"a": {}}, "required": [["a"]]}}, "Expected string for 'required' item"),
         ({"json": {"$ref": "http://example.com/s.json"}}, "nothing is fetched from elsewhere"),
         ({"json": {"$ref": "#/$defs/x"}}, "does not exist"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
