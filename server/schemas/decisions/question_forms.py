@@ -67,7 +67,7 @@ class DecidingBody(RequestBody):
         where = f"{place} ({name[:64]!r})" if name is not None and name not in place else place
         try:
             kind = value.get("type")
-            if kind not in self.forms:
+            if not isinstance(kind, str) or kind not in self.forms:
                 raise BadRequest(
                     f"questions have the type {' or '.join(self.forms)}, got {str(kind)[:64]!r}."
                 )
