@@ -228,6 +228,13 @@ class OllamaEmbeddingsRequest(OllamaEmbedRequest):
     texts_field = "prompt"
     other_names = {"prompt": "input"}
 
+    @property
+    def sources(self) -> list[Source]:
+        found = super().sources
+        if len(found) > 1:
+            raise BadRequest("`prompt` is one text; /api/embed takes several.", "prompt")
+        return found
+
     def params(self) -> PoolingParams:
         return PoolingParams(task="embed")
 
