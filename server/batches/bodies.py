@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -10,8 +11,9 @@ import msgspec
 from pydantic import AfterValidator, Field, field_validator
 
 from server.errors import BadRequest
-from server.schemas.body import Body, optional
+from server.schemas.body import Body, Text, optional
 from server.schemas.conversations.response_input import InputReader
+from server.schemas.repaired_history import plain_json
 
 T = TypeVar("T")
 
@@ -76,11 +78,11 @@ def _check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
     return metadata
 
 
-Metadata = Annotated[dict[str, str] | None, AfterValidator(_check_metadata)]
+Metadata = Annotated[dict[Text, Text] | None, AfterValidator(_check_metadata)]
 
 
 class BatchRequest(Body):
-    input_file_id: str = Field(description="The id of a file with the purpose batch.")
+    input_file_id: Text = Field(description="The id of a file with the purpose batch.")
     endpoint: BatchPath = Field(description="The url of each line.")
     completion_window: str = Field("24h", description="The time after which it expires: 24h, 30m, 7d.")
     metadata: Metadata = None
@@ -101,6 +103,10 @@ class ConversationItems(Body):
     def check_items(cls, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for index, item in enumerate(items):
             InputReader().read(item, f"items[{index}]")
+        try:
+            msgspec.json.encode(items)
+        except UnicodeEncodeError:  # what a tool answers may be cut within a character
+            return json.loads(plain_json(json.dumps(items)))
         return items
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from server.batches.folder import KEPT_SECONDS, Folder, PageRequest
 from server.batches.response_events import ENDS, Fields, append
 from server.errors import ApiError, BadRequest, NotFound, TooManyRequests
 from server.schemas.conversations.response_input import KEPT_NOWHERE
+from server.schemas.repaired_history import plain_json
 
 MOST_RESPONSES = 10_000
 """Responses that an owner may have: beyond them the oldest one that has ended gives way."""
@@ -77,7 +79,7 @@ class Turn(NamedTuple):
     @property
     def items(self) -> list[Any]:
         """The items of the body's input, and of its answer."""
-        return list(map(msgspec.json.decode, [*items_of(self.asked), *self.answer.output]))
+        return [json.loads(bytes(item)) for item in [*items_of(self.asked), *self.answer.output]]
 
 
 class _Item(msgspec.Struct):
@@ -93,6 +95,8 @@ class _Asked(msgspec.Struct):
 
 
 _encode = msgspec.json.encode
+
+T = TypeVar("T")
 
 
 class KeptResponses:
@@ -266,7 +270,7 @@ class KeptResponses:
 
     def request_of(self, found: KeptResponse) -> bytes:
         """The body of the request that computes a response, with the items that its conversation has now."""
-        body = msgspec.json.decode(found.request, type=dict[str, msgspec.Raw])
+        body = _read(found.request, dict[str, msgspec.Raw])
         for name in ("background", "store", "previous_response_id"):
             body.pop(name, None)
         if "conversation" in body:
@@ -305,9 +309,8 @@ class KeptResponses:
 
     def _expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
         try:
-            asked = msgspec.json.decode(raw, type=_Asked)
-            whole = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            asked, whole = _read(raw, _Asked), _read(raw, dict[str, msgspec.Raw])
+        except (ValueError, RecursionError):
             return raw  # the endpoint says what is wrong with it
         if (named := asked.conversation) is not None:
             id = named if isinstance(named, str) else named.id
@@ -351,7 +354,17 @@ def _kept(row: Any) -> KeptResponse:
 
 def items_of(asked: bytes) -> list[msgspec.Raw]:
     """The input of a body as items."""
-    return _items(msgspec.json.decode(asked, type=_Asked).input)
+    return _items(_read(asked, _Asked).input)
+
+
+def _read(body: bytes | bytearray, kind: type[T]) -> T:
+    """A body, or the part of it that is asked for. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(plain_json(body), type=kind)
 
 
 def _items(input: str | Sequence[msgspec.Raw]) -> list[msgspec.Raw]:

@@ -34,13 +34,22 @@ Flag = Annotated[bool, Strict()]
 """A boolean that takes true and false only: "yes" and 1 are mistakes."""
 
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+_HALF_PAIR = "A text of the request contains half of a surrogate pair, which is not a character."
 
 
 def check_text(text: str) -> str:
     """Refuses a text with half a surrogate pair: JSON can spell one, but it is no character."""
     if not text.isascii() and _HALF_SURROGATE.search(text):
-        raise BadRequest("A text of the request contains half of a surrogate pair, which is not a character.")
+        raise BadRequest(_HALF_PAIR)
     return text
+
+
+def check_repeated(*values: object) -> None:
+    """Refuses values with such a text, which an answer could not repeat."""
+    try:
+        msgspec.json.encode(values)
+    except UnicodeEncodeError:
+        raise BadRequest(_HALF_PAIR) from None
 
 
 Text = Annotated[str, AfterValidator(check_text)]

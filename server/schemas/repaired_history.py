@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
@@ -180,6 +181,18 @@ def text_in(value: Any) -> str:
     if isinstance(value, dict):
         return next((text_in(value[name]) for name in ("text", "thinking", "summary") if name in value), "")
     return "" if value is None else str(value)
+
+
+def plain_json(text: str | bytes | bytearray) -> bytes:
+    """The same JSON without what Python alone reads: a sign stands for each half of a surrogate pair, and
+    null for NaN and infinities. Raises ValueError."""
+    value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    return _clean(json.dumps(value, ensure_ascii=False)).encode()
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if isfinite(number) else None
 
 
 def _clean(text: str) -> str:

@@ -81,7 +81,7 @@ def request_of(case: Case, kept: Mapping[str, str]) -> dict[str, Any]:
     if "body" in case:
         sent["content"] = json.dumps(_filled(case["body"], kept), ensure_ascii=False).encode()
     elif "raw" in case:
-        sent["content"] = case["raw"].encode()
+        sent["content"] = _filled(case["raw"], kept).encode()
     elif "form" in case:
         sent["data"] = {name: value for name, value in case["form"].items() if name != "file"}
         sent["files"] = {"file": ("lines.jsonl", case["form"]["file"].encode())}

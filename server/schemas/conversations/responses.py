@@ -13,7 +13,18 @@ from pydantic import model_validator
 from server.errors import BadRequest
 from server.request_limits import LIMITS
 from server.schemas.answer_form import Constraints
-from server.schemas.body import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Ids, Neutral, Text, optional
+from server.schemas.body import (
+    FIRST_ERROR,
+    MEANINGLESS,
+    Body,
+    Bounds,
+    Flag,
+    Ids,
+    Neutral,
+    Text,
+    check_repeated,
+    optional,
+)
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.response_input import InputReader, Tools, read_tool_choice, read_tools
 from server.schemas.conversations.transcript import Transcript, chat_request, text_or_objects
@@ -158,6 +169,8 @@ class ResponsesRequest(Body):
             )
         if self.prompt is not None:
             raise BadRequest("`prompt` cannot be found: this server keeps none. Send its text.", "prompt")
+        format = self.text and self.text.format
+        check_repeated(self.metadata, self.user, self.safety_identifier, self.tools, self.tool_choice, format)
         for name in self.include or ():
             if name not in INCLUDED:
                 raise BadRequest(
