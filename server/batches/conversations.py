@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -135,7 +135,7 @@ class Conversations:
             raise too_many("items", MAX_ITEMS, "items", len(taken) + len(items))
         added: dict[str, bytes] = {}
         for each in items:
-            shown = _as_shown(each, taken)
+            shown = as_shown(each, taken)
             taken.add(shown["id"])
             added[shown["id"]] = msgspec.json.encode(shown)
         new = sum(map(len, added.values()))
@@ -147,7 +147,7 @@ class Conversations:
         return [(each, msgspec.Raw(item)) for each, item in added.items()]
 
 
-def _as_shown(given: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+def as_shown(given: dict[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
     """An item of a request as clients see it: with an id of its own, a status, and content in parts."""
     item = {name: value for name, value in given.items() if value is not None}
     item = {"type": kind_of(item), "status": "completed", **item}

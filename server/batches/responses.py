@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from server.batches.bodies import Page, page_of
-from server.batches.conversations import Conversations
+from server.batches.conversations import Conversations, as_shown
 from server.batches.folder import KEPT_SECONDS, Folder, PageRequest
 from server.batches.response_events import ENDS, Fields, append
 from server.errors import ApiError, BadRequest, NotFound, TooManyRequests
@@ -280,20 +280,20 @@ class KeptResponses:
 
     def input_page(self, owner: str, id: str, asked: PageRequest) -> Page[dict[str, Any]]:
         """The part of a response's input items that is asked for; no others are decoded."""
-        items = [
-            (msgspec.json.decode(item, type=_Item).id or f"item_{number}", item)
-            for number, item in enumerate(self.find(owner, id).items)
-        ]
+        items: dict[str, msgspec.Raw] = {}
+        for number, item in enumerate(self.find(owner, id).items):
+            own = msgspec.json.decode(item, type=_Item).id
+            each = own if isinstance(own, str) and own else f"item_{number}"
+            while each in items:  # a client may send again what came before
+                each += "_"
+            items[each] = item
+        ids = list(items)
         if asked.newest_first:
-            items.reverse()
+            ids.reverse()
         if asked.after is not None:
-            places = [place for place, (each, _) in enumerate(items, 1) if each == asked.after]
-            items = items[places[0] if places else len(items) :]
-        shown = [
-            (each, {"id": each, "type": "message", **msgspec.json.decode(item, type=dict[str, msgspec.Raw])})
-            for each, item in items[: asked.limit]
-        ]
-        return page_of(shown, len(items) > asked.limit)
+            ids = ids[ids.index(asked.after) + 1 :] if asked.after in items else []
+        found = [{**json.loads(bytes(items[each])), "id": each} for each in ids[: asked.limit]]
+        return page_of([(each["id"], as_shown(each)) for each in found], len(ids) > asked.limit)
 
     def add_turn(self, turn: Turn) -> None:
         """Adds a turn to its conversation. Errors: see there."""
