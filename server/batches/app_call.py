@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from server.access.client_identity import Caller
@@ -22,9 +23,16 @@ _PART = 1e-3
 which gives way to all who are short of places or slots."""
 _BUSY = (408, 425, 429, 503)
 """Statuses of a server that may answer later."""
-_LOAD_FAILED = b'"type":"load_failed"'
-_MOST_LOADS = 5
-"""After so many failed loads of a model, its error is the answer to a request."""
+_LOAD_FAILED, _TOO_LATE = b'"type":"load_failed"', b'"type":"deadline_exceeded"'
+_MOST_FAILURES = 5
+"""After so many failed loads of a model, or ends of the time that a request itself sets, the error is the
+answer to a request."""
+
+
+class _Asked(msgspec.Struct):
+    """The part of a body that is looked at before its endpoint reads it."""
+
+    timeout: object = None
 
 
 class Answer(NamedTuple):
@@ -50,11 +58,11 @@ class OwnerCalls:
     ) -> Answer:
         """The answer to a request. While the server is busy, it is sent again when the server says so.
 
-        If the model cannot be loaded, it is so a few times.
+        If the model cannot be loaded, or the time that the body sets is too short, it is so a few times.
 
         `on_part` gets the parts of an answer that is no error, as they come.
         """
-        failed_loads = 0
+        failures, is_timed = 0, msgspec.json.decode(body, type=_Asked).timeout is not None
         while True:
             scope, turns = _scope(path, request_id), list[Turn]()
             state = state_of(scope)
@@ -62,8 +70,8 @@ class OwnerCalls:
             if (caller := self._caller(owner)) is not None:
                 state.caller = caller
             pause, answer = await self._send(scope, body, on_part)
-            failed_loads += _LOAD_FAILED in answer.body
-            if answer.status not in _BUSY or failed_loads == _MOST_LOADS:
+            failures += _LOAD_FAILED in answer.body or (is_timed and _TOO_LATE in answer.body)
+            if answer.status not in _BUSY or failures == _MOST_FAILURES:
                 return answer._replace(turn=turns[0]) if turns else answer
             await asyncio.sleep(pause)
 

@@ -12,20 +12,27 @@ from server.options.server_flags import AccessOptions
 
 
 @pytest.mark.parametrize(
-    ("kind", "most", "status"), [("load_failed", 5, 503), ("ServiceUnavailableError", 9, 200)]
+    ("kind", "body", "most", "status"),
+    [
+        ("load_failed", b"{}", 5, 503),
+        ("ServiceUnavailableError", b"{}", 9, 200),
+        ("deadline_exceeded", b"{}", 9, 200),
+        ("deadline_exceeded", b'{"timeout": 0.1}', 5, 503),
+    ],
 )
-async def test_a_line_waits_for_a_busy_server_but_not_for_ever_for_a_model_that_cannot_be_loaded(
-    kind: str, most: int, status: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_line_waits_for_a_busy_server_but_not_for_ever_for_what_cannot_be(
+    kind: str, body: bytes, most: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A model that cannot be loaded, or an answer in the time that the line itself sets."""
     monkeypatch.setattr(app_call, "pause_of", lambda retry_after: 0.0)
     asked = list[str]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         asked.append(scope["path"])
         busy = len(asked) < 9
-        body = f'{{"error":{{"message":"","type":"{kind}","code":503}}}}' if busy else "{}"
-        await Response(body, 503 if busy else 200)(scope, receive, send)
+        told = f'{{"error":{{"message":"","type":"{kind}","code":503}}}}' if busy else "{}"
+        await Response(told, 503 if busy else 200)(scope, receive, send)
 
     calls = OwnerCalls(app, Access(AccessOptions(), Metrics("m").key_counters))
-    answer = await calls.answer("", "/v1/completions", b"{}", "batch_req_1")
+    answer = await calls.answer("", "/v1/completions", body, "batch_req_1")
     assert (answer.status, len(asked)) == (status, most)
