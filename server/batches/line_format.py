@@ -42,6 +42,7 @@ class _Asked(msgspec.Struct):
 
     model: object = None
     stream: object = None
+    encoding_format: object = None
 
 
 _decode_line = msgspec.json.Decoder(BatchLine).decode
@@ -70,6 +71,12 @@ def read_line(raw: bytes) -> BatchLine:
     if asked.stream:
         raise LineFault(
             "invalid_request", "asks for a stream: an answer in a file cannot be streamed", "body.stream"
+        )
+    if asked.encoding_format in ("bytes", "bytes_only"):
+        raise LineFault(
+            "invalid_request",
+            "asks for bytes: an answer in a file is JSON, which has vectors as float or base64",
+            "body.encoding_format",
         )
     return line
 

@@ -71,6 +71,11 @@ async def test_answers_and_refusals_are_files_of_their_own(tmp_path: Path) -> No
         (b'{"custom_id": "x", "url": "/v1/completions", "method": "GET", "body": {}}\n', "invalid_method", 1),
         (b'{"custom_id": "x", "url": "/v1/completions", "body": {"stream": true}}\n', "invalid_request", 1),
         (
+            b'{"custom_id": "x", "url": "/v1/embeddings", "body": {"encoding_format": "bytes"}}\n',
+            "invalid_request",
+            1,
+        ),
+        (
             lines(1) + b'{"custom_id": "x", "url": "/v1/completions", "body": {"model": "b"}}\n',
             "mismatched_model",
             2,
