@@ -16,13 +16,17 @@ from server.batches.conversations import Conversations, as_shown
 from server.batches.folder import KEPT_SECONDS, Folder, PageRequest
 from server.batches.response_events import ENDS, Fields, append
 from server.errors import ApiError, BadRequest, NotFound, TooManyRequests
-from server.schemas.conversations.response_input import KEPT_NOWHERE
 from server.schemas.repaired_history import plain_json
 
 MOST_RESPONSES = 10_000
 """Responses that an owner may have: beyond them the oldest one that has ended gives way."""
 BACKGROUND_SECONDS = 86_400
 """Seconds for which the answer of a background response is kept at least."""
+
+_KEPT_NOWHERE = (
+    "this server keeps no responses: send the items again. The operator can have it keep some by "
+    "--response-store."
+)
 
 UNFINISHED = ("queued", "in_progress")
 _ANSWERED = ("completed", "incomplete")
@@ -115,7 +119,7 @@ class KeptResponses:
             *(owner, id, time.time()),
         )
         if not rows:
-            why = " here." if self.seconds is not None else f": {KEPT_NOWHERE}"
+            why = " here." if self.seconds is not None else f": {_KEPT_NOWHERE}"
             raise NotFound(f"There is no response {id[:64]!r}{why}", "response_id")
         return _kept(rows[0])
 
@@ -343,7 +347,7 @@ class KeptResponses:
         except NotFound:
             if self.seconds is not None:
                 raise
-            message = f"`previous_response_id` cannot be continued, because {KEPT_NOWHERE}"
+            message = f"`previous_response_id` cannot be continued, because {_KEPT_NOWHERE}"
             raise BadRequest(message, "previous_response_id") from None
 
 

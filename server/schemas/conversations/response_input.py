@@ -18,11 +18,6 @@ from server.schemas.repaired_history import TEXTS, as_text, named, text_in
 
 ROLES = ("user", "assistant", "system", "developer")
 
-KEPT_NOWHERE = (
-    "this server keeps no responses: send the items again. The operator can have it keep some by "
-    "--response-store."
-)
-
 
 class InputReader:
     """Reads items one after the other. What is wrong in those of a model and its tools is repaired later."""
@@ -47,7 +42,11 @@ class InputReader:
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 self.transcript.answer(id, item.get("output"))
             case "item_reference":
-                raise BadRequest(f"{where}: an item_reference cannot be found, because {KEPT_NOWHERE}", where)
+                raise BadRequest(
+                    f"{where}: an item_reference is not looked up. Send the item itself, or continue what is "
+                    "kept by `previous_response_id` or `conversation`.",
+                    where,
+                )
             case kind if item.get("role") in (None, "assistant") and (
                 isinstance(kind, str) or "content" not in item
             ):

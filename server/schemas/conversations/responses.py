@@ -104,6 +104,7 @@ class ResponsesRequest(Body):
         "verbosity": "text.verbosity",
         "messages": "input",
         "conversation_id": "conversation",
+        "response_id": "previous_response_id",
     }
     stand_ins = {"input": "-"}
 
