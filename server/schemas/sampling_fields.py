@@ -37,7 +37,8 @@ class BudgetOptions(Body):
     @property
     def thinking_budget(self) -> int | None:
         """The most tokens of reasoning, if there is a bound."""
-        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        asked = self.thinking_token_budget
+        return None if asked is None or asked == -1 else min(asked, 2**63 - 1)  # as engines are told it
 
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
