@@ -213,12 +213,14 @@ class Body(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Describes the fields of other servers behind ours."""
+        """Describes the fields of other servers behind ours, which they may stand for."""
         found = handler.resolve_ref_schema(handler(schema))
         meanings = {name: f"{ours}, by another name." for name, ours in cls.other_names.items()}
         meanings |= {name: each.meaning for name, each in cls.foreign.items()}
         more = {name: {"description": meanings[name], "default": None} for name in sorted(meanings)}
         found["properties"] = {**found.get("properties", {}), **more}
+        if renamed := {*cls.other_names.values()} & {*found.get("required", ())}:
+            found["required"] = [name for name in found["required"] if name not in renamed]
         return found
 
     def without_texts(self) -> dict[str, object]:

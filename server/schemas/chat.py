@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic_core import CoreSchema
 
 from server.errors import BadRequest
 from server.request_limits import LIMITS
@@ -187,6 +188,15 @@ class BatchChatRequest(ChatRequest):
         if not isinstance(given, list) or not given or not isinstance(given[0], list):
             raise BadRequest("`messages` is a list of conversations, each a list of messages.", "messages")
         return {**body, "conversations": given, "messages": cls.stand_ins["messages"]}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describes the conversations under the name that clients have for them."""
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        found["properties"]["messages"] = found["properties"].pop("conversations")
+        return found
 
     @model_validator(mode="after")
     def check_batch(self) -> Self:

@@ -1,4 +1,4 @@
-"""What /openapi.json says of routes and of their answers."""
+"""What /openapi.json says of routes, of their bodies and of their answers."""
 
 from typing import Any
 
@@ -47,3 +47,12 @@ def test_routes_that_may_stream_say_so(paths: dict[str, Any]) -> None:
         }
     assert set(paths["/v1/embeddings"]["post"]["responses"]["200"]["content"]) == {"application/json"}
     assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def test_bodies_have_the_names_that_clients_send() -> None:
+    bodies = openapi_schema()["components"]["schemas"]
+    batch = bodies["BatchChatRequest"]
+    assert "conversations" not in batch["properties"] and "messages" in batch["required"]
+    assert batch["properties"]["messages"]["items"]["items"] == {"$ref": "#/components/schemas/Message"}
+    embedding = bodies["LlamaEmbedRequest"]
+    assert {"content", "input", "inputs"} <= {*embedding["properties"]} and not embedding["required"]
