@@ -158,7 +158,7 @@ def _schema(given: object, asked: AskedForm, *, lenient: bool) -> Schema:
     closed = params.disable_additional_properties
     prepared = prepare_schema(schema, field, closed=closed, counts=not lenient)
     options: dict[str, Any] = {"whitespace_pattern": lark.WHITESPACE, "lenient": lenient}
-    if params.disable_any_whitespace:
+    if params.disable_any_whitespace or params.whitespace_pattern == "":
         options = {"whitespace_flexible": False, "lenient": lenient}
     elif params.whitespace_pattern is not None:
         check_regex(params.whitespace_pattern, field)

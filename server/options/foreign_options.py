@@ -80,7 +80,7 @@ _INSTEAD_SWITCHES = {
     "enable-elastic-ep": "is not supported: the replicas are those of --data-parallel-size at the start",
     "enable-eplb": _EXPERTS_STAY,
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
-    "guided-decoding-disable-any-whitespace": "is whitespace_pattern in structured_outputs of requests",
+    "guided-decoding-disable-any-whitespace": "is disable_any_whitespace in structured_outputs of requests",
 }
 _CACHES = "is not supported: each worker of --tensor-parallel-size caches all tokens for its own heads"
 

@@ -69,6 +69,7 @@ def test_whitespace_is_bounded_or_none() -> None:
     spaces = '{{"name":{}"x"}}'
     check(built(json=PERSON), [spaces.format(" " * 20)], [spaces.format(" " * 21)])
     check(built(json=PERSON, disable_any_whitespace=True), [spaces.format("")], [spaces.format(" ")])
+    check(built(json=PERSON, whitespace_pattern=""), [spaces.format("")], [spaces.format(" ")])
     check(built(json=PERSON, whitespace_pattern="_{0,2}"), [spaces.format("__")], [spaces.format(" ")])
 
 
