@@ -147,9 +147,14 @@ class EngineLoop:
 
     def _update(self) -> None:
         """Load weights as was ordered, by several servers perhaps: no other message may wake the loop."""
-        while self._handler.updates and self._engine.intake.may_reload:
+        while self._may_update:
             self._handler.update()
             self._look_again()
+
+    @property
+    def _may_update(self) -> bool:
+        """Whether weights were ordered that can be loaded now: no worker loads an adapter (any more)."""
+        return bool(self._handler.updates) and self._engine.intake.may_reload
 
     def _obey(self) -> None:
         """Sleep and wake as was ordered."""
@@ -210,7 +215,7 @@ class EngineLoop:
     def _patience(self, *, idle: bool) -> int | None:
         """The milliseconds for which to wait for a message; None if nothing else can happen."""
         waits = self._engine.waits
-        if not idle and not waits:
+        if (not idle and not waits) or self._may_update:
             return 0
         until = self._drain_until
         first = self._engine.next_deadline

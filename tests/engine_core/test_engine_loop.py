@@ -14,6 +14,7 @@ from engine_core import engine_main
 from engine_core.config import Address
 from engine_core.engine import Engine
 from engine_core.engine_main import EngineLoop
+from engine_core.intake.intake import Intake
 from engine_core.protocol import AddRequest, UpdateWeights
 from engine_core.wire.transport import EngineEnd, ServerEnd
 from worker.protocol import Sampling
@@ -67,6 +68,17 @@ def test_orders_of_weights_that_come_together_are_all_answered(loop: EngineLoop)
     loop._handler.updates.extend([(0, UpdateWeights("/nowhere", "check"))] * 2)
     loop._update()
     assert not loop._handler.updates
+
+
+def test_weights_that_wait_for_an_adapter_wait_for_no_message_when_it_is_there(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Intake, "may_reload", False)
+    loop._handler.updates.append((0, UpdateWeights("/nowhere", "check")))
+    loop._update()
+    assert loop._patience(idle=True) is None
+    monkeypatch.setattr(Intake, "may_reload", True)  # a step has taken note of the adapter
+    assert loop._patience(idle=True) == 0
 
 
 def test_weights_that_a_server_has_ordered_are_loaded_before_another_may_order_some(
