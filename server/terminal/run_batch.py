@@ -43,22 +43,22 @@ _TRIES_WITHOUT_ANSWER = 3
 
 
 def run(arguments: Sequence[str], command: str) -> int:
-    """Returns 1 if a request has no result in the end."""
+    """Returns 1 if a request has no result in the end, be it refused by an earlier run."""
     given, serve_options = _parser(command).parse_known_args(arguments)
     _check(given, serve_options)
     requests = read_requests(Path(given.input))
     output = BatchOutput(Path(given.output))
     try:
         waiting = [one for one in requests if one.custom_id not in output.done]
+        failed = sum(not output.done.get(one.custom_id, True) for one in requests)
         if not waiting:
             ProgressBar(0, "request").close(f"; all {len(requests)} were answered before")
-            failed = 0
         elif given.url is not None:
-            failed = _answer_all(waiting, output, given.url, given)
+            failed += _answer_all(waiting, output, given.url, given)
         else:
             with own_server(serve_options) as server:
                 server.wait_until_ready()
-                failed = _answer_all(waiting, output, server.url, given)
+                failed += _answer_all(waiting, output, server.url, given)
     finally:
         output.close()
     return 1 if failed else 0
@@ -84,7 +84,7 @@ def _answer_all(
                     answer = future.result()
                     output.add(answer)
                     bar.add()
-                    failed += answer["response"] is None or answer["response"]["status_code"] != 200
+                    failed += not has_result(answer)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             sender.stop()
@@ -201,11 +201,18 @@ def read_requests(path: Path) -> list[BatchLine]:
     return list(found.values())
 
 
+def _status_of(output: dict[str, Any]) -> int:
+    response = output.get("response")
+    return response.get("status_code", 0) if isinstance(response, dict) else 0
+
+
+def has_result(output: dict[str, Any]) -> bool:
+    return _status_of(output) == 200
+
+
 def is_final(output: dict[str, Any]) -> bool:
     """Whether sending the request again could not change this answer: it is a result, or a refusal."""
-    response = output.get("response")
-    status = response.get("status_code", 0) if isinstance(response, dict) else 0
-    return 200 <= status < 500 and status not in _WORTH_ANOTHER_TRY
+    return 200 <= (status := _status_of(output)) < 500 and status not in _WORTH_ANOTHER_TRY
 
 
 class BatchOutput:
@@ -213,7 +220,7 @@ class BatchOutput:
 
     def __init__(self, path: Path) -> None:
         self.done = _keep_final(path)
-        """The custom_ids that need not be sent again."""
+        """The custom_ids that need not be sent again, and whether each has a result."""
         self._file = path.open("ab")
 
     def add(self, output: dict[str, Any]) -> None:
@@ -224,17 +231,17 @@ class BatchOutput:
         self._file.close()
 
 
-def _keep_final(path: Path) -> set[str]:
-    """Takes from an output what has to be done again; returns the custom_ids of the rest."""
+def _keep_final(path: Path) -> dict[str, bool]:
+    """Takes from an output what has to be done again; returns the custom_ids of the rest: has it a result?"""
     if not path.is_file():  # a pipe, such as /dev/stdout, holds no earlier answers, and reading it would wait
-        return set()
+        return {}
     lines = path.read_bytes().split(b"\n")
-    kept = [(output["custom_id"], line) for line, output in _outputs(lines, path) if is_final(output)]
+    kept = [(output, line) for line, output in _outputs(lines, path) if is_final(output)]
     if len(kept) < len(lines) - 1 or lines[-1]:  # a whole file ends with an empty piece
         part = path.with_name(path.name + ".part")
         part.write_bytes(b"".join(line + b"\n" for _, line in kept))
         os.replace(part, path)
-    return {name for name, _ in kept}
+    return {output["custom_id"]: has_result(output) for output, _ in kept}
 
 
 def _outputs(lines: Sequence[bytes], path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -81,14 +81,14 @@ def test_a_half_done_output_is_gone_on_with(
     write(out, *kept, *again)
     with out.open("a") as file:
         file.write('{"custom_id": "r4", "respo')  # the command was killed while it wrote
-    assert batch(source, out, "--url", url) == 0
+    assert batch(source, out, "--url", url) == FAILED, "r1 has been refused"
     found = results(out)
     assert found.keys() == {f"r{i}" for i in range(6)}
     assert found["r0"]["response"]["body"] == {"mine": 1}
     assert found["r1"]["response"]["status_code"] == 400
     assert len(out.read_text().splitlines()) == 6
     before = out.read_bytes()
-    assert batch(source, out, "--url", "http://127.0.0.1:1") == 0  # nothing is left to ask
+    assert batch(source, out, "--url", "http://127.0.0.1:1") == FAILED  # nothing is left to ask
     assert out.read_bytes() == before
     assert "all 6 were answered before" in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_an_output_that_is_no_file_is_not_read(monkeypatch: pytest.MonkeyPatch) 
     output = BatchOutput(Path(os.devnull))
     output.add(answered("id", "a", 200, {}))
     output.close()
-    assert output.done == set()
+    assert output.done == {}
 
 
 def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
