@@ -69,17 +69,17 @@ _SCORED_BY: dict[Task, ScoreType] = {
 }
 
 
-def find_outputs(names: Sequence[str], tasks: Collection[str]) -> tuple[Task, ...]:
-    """The tasks of some outputs, in the order in which they were asked for."""
+def find_outputs(names: Sequence[str], tasks: Collection[str], field: str = "outputs") -> tuple[Task, ...]:
+    """The tasks of some outputs, in the order in which they were asked for by a field."""
     given = [name for name, task in OUTPUTS.items() if task in tasks]
     missing = [name for name in names if name not in given]
     if missing or len(set(names)) < len(names) or not names:
         raise BadRequest(
             f"This model gives the outputs {', '.join(given) or 'none'}, and not "
-            f"{missing[0][:64]!r}; `outputs` names some of them."
+            f"{missing[0][:64]!r}, which `{field}` asks for."
             if missing
-            else "`outputs` names at least one output, and none of them twice.",
-            "outputs",
+            else f"`{field}` names at least one output, and none of them twice.",
+            field,
         )
     return tuple(OUTPUTS[name] for name in names)
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from server.errors import ApiError, BadRequest, Unavailable
-from server.model_facts import Facts, no_scores
+from server.model_facts import Facts, find_outputs, no_scores
 from server.requests import pooling
 from server.requests.prompt_length import check_text_characters, check_text_tokens
 from server.requests.similarity import compare, compare_sparse
@@ -118,6 +118,7 @@ def vector_params(facts: Facts, weights: Weights | None, *, query: bool) -> Pool
         outputs = [
             name for name, weight in zip(("dense", "sparse", "tokens"), weights, strict=True) if weight
         ]
+        find_outputs(outputs, facts.tasks, "weights_for_different_modes")  # or errors would name `outputs`
         return pooling.PoolingParams(
             outputs=sorted(outputs, key=lambda name: name != "tokens"), query=query
         ).resolve(facts)
