@@ -27,28 +27,26 @@ _OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "exa
 # Reading: types of values, and values of texts.
 
 
-def types_in(described: object, root: Mapping[str, Any], depth: int = _MOST_DEPTH) -> frozenset[str]:
+def types_in(described: object, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a part of the schema `root` allows; none if it does not say."""
-    described = resolved(described, root)
-    if not isinstance(described, Mapping) or depth == 0:
-        return frozenset()
-    match described.get("type"):
-        case str() as one:
-            return frozenset({one})
-        case list() as several:
-            return frozenset(each for each in several if isinstance(each, str))
-        case _:
-            pass
-    if isinstance(values := described.get("enum"), list):
-        return frozenset(map(_type_of, values))
-    if "const" in described:
-        return frozenset({_type_of(described["const"])})
-    found: frozenset[str] = frozenset()
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        alternatives = described.get(keyword)
-        for each in alternatives if isinstance(alternatives, list) else ():
-            found |= types_in(each, root, depth - 1)
-    return found
+    found, seen, waiting = set[str](), set[int](), [described]
+    while waiting:
+        part = resolved(waiting.pop(), root)
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        match part:
+            case {"type": str(one)}:
+                found.add(one)
+            case {"type": list(several)}:
+                found.update(each for each in several if isinstance(each, str))
+            case {"enum": list(values)}:
+                found.update(map(_type_of, values))
+            case {"const": value}:
+                found.add(_type_of(value))
+            case _:
+                waiting += _alternatives(part)
+    return frozenset(found)
 
 
 def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
@@ -58,6 +56,11 @@ def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
         return None
     properties = described.get("properties")
     return properties.get(key) if isinstance(properties, Mapping) else described.get("items")
+
+
+def _alternatives(part: Mapping[str, Any]) -> list[object]:
+    lists = (part.get(keyword) for keyword in ("anyOf", "oneOf", "allOf"))
+    return [each for several in lists if isinstance(several, list) for each in several]
 
 
 def resolved(described: object, root: Mapping[str, Any]) -> object:

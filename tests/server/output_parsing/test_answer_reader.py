@@ -179,6 +179,13 @@ def test_elements_become_values_of_the_schemas_types() -> None:
     assert json.loads(arguments) == values
 
 
+def test_a_schema_that_leads_back_to_itself_in_many_ways_is_read_once() -> None:
+    schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]}}}
+    reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools={"f": schema})
+    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    assert read(reader, text).calls == [("f", '{"a": "1"}')]
+
+
 def test_elements_may_not_be_nested_for_ever() -> None:
     m = "]<]minimax[>["
     written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
