@@ -51,11 +51,18 @@ def types_in(described: object, root: Mapping[str, Any]) -> frozenset[str]:
 
 def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
     """What a part of the schema `root` says of its property `key`, or of its items if it lists none."""
-    described = resolved(described, root)
-    if not isinstance(described, Mapping):
-        return None
-    properties = described.get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else described.get("items")
+    found, seen, waiting = list[object](), set[int](), [described]
+    while waiting:
+        part = resolved(waiting.pop(), root)
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        properties = part.get("properties")
+        child = properties.get(key) if isinstance(properties, Mapping) else part.get("items")
+        if child is not None:
+            found.append(child)
+        waiting += _alternatives(part)
+    return {"anyOf": found} if len(found) > 1 else found[0] if found else None
 
 
 def _alternatives(part: Mapping[str, Any]) -> list[object]:

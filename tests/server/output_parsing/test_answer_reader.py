@@ -179,6 +179,17 @@ def test_elements_become_values_of_the_schemas_types() -> None:
     assert json.loads(arguments) == values
 
 
+def test_a_value_that_may_be_null_has_the_types_of_its_other_form() -> None:
+    place = {"type": "object", "properties": {"zip": {"type": "string"}}}
+    schema = {"properties": {"at": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]}}}
+    mark = "]<]minimax[>["
+    text = f"{mark}<at>{mark}<zip>12345{mark}</zip>{mark}</at>{mark}</invoke>{mark}</tool_call>"
+    tools = {"f": {**schema, "$defs": {"place": place}}}
+    reader = AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=tools)
+    (call,) = read(reader, f'{mark}<tool_call>{mark}<invoke name="f">{text}').calls
+    assert json.loads(call[1]) == {"at": {"zip": "12345"}}
+
+
 def test_a_schema_that_leads_back_to_itself_in_many_ways_is_read_once() -> None:
     schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]}}}
     reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools={"f": schema})
