@@ -21,6 +21,7 @@ from server.output_parsing.unread_text import (
     Text,
     TextSegment,
     UnreadText,
+    whole_characters,
 )
 
 _PIECE = 4096
@@ -262,7 +263,6 @@ class CustomToolInput:
         return self._add(text if isinstance(text, str) else self._unread)
 
     def _add(self, text: str) -> str:
-        if not text.isascii():  # half of a pair alone is no character, and cannot be sent
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = whole_characters(text)
         self._pieces.append(text)
         return text

@@ -265,9 +265,16 @@ def read_string(unread: UnreadText) -> Parse[str | None]:
 
 def _decoded(text: str) -> str | None:
     try:
-        return json.loads(f'"{text}"', strict=False)
+        return whole_characters(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return None
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD in place of each half of a surrogate pair, which an escape may spell."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):

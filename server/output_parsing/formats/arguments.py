@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,8 +88,8 @@ def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
     """The value that a text stands for: JSON where the schema allows its type, else the text itself."""
     types = types_in(described, root)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = value_spelled(text)
+    except ValueError:
         lowered = text.strip().lower()
         if "boolean" in types and lowered in ("true", "false"):
             return lowered == "true"
@@ -96,6 +99,26 @@ def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
     if types and _type_of(value) not in types and not ("number" in types and _type_of(value) == "integer"):
         return text if "string" in types else value
     return value
+
+
+def value_spelled(text: str, *, python: bool = False) -> Any:
+    """The value that a text spells as JSON, or else as a literal of Python.
+
+    Raises ValueError if it spells none, or one that JSON does not have, such as NaN.
+    """
+    for read in (_from_json, ast.literal_eval) if python else (_from_json,):
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return json.loads(json.dumps(read(text), allow_nan=False))
+    raise ValueError("the text spells no value of JSON")
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text, parse_float=_nearest)
+
+
+def _nearest(number: str) -> float:
+    """The nearest float that is finite, as JSON has no other."""
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
 
 
 def _type_of(value: object) -> str:

@@ -17,6 +17,7 @@ from server.output_parsing.unread_text import (
     Literals,
     Parse,
     UnreadText,
+    whole_characters,
 )
 
 MAX_NAME = 256
@@ -226,7 +227,7 @@ class ParsedCalls:
 
     def add_value(self, value: object) -> None:
         """Pass on a whole value."""
-        self.add_arguments(json.dumps(value, ensure_ascii=False))
+        self.add_arguments(whole_characters(json.dumps(value, ensure_ascii=False)))
 
     def end(self, closing: str = "") -> None:
         """End the call, whose arguments end with this."""

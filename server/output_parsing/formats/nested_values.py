@@ -136,8 +136,8 @@ class BareKeys:
         calls.unread.give_back(found[1])
         text = found[0].strip(SPACE)
         try:
-            calls.add_arguments(json.dumps(json.loads(text)))
-        except (ValueError, RecursionError):
+            calls.add_value(arguments.value_spelled(text))
+        except ValueError:
             calls.add_value(text)
         return bool(text)
 

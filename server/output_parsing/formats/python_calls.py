@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.output_parsing.formats.arguments import Member, in_order, json_argument, members_of, types_in
+from server.output_parsing.formats.arguments import (
+    Member,
+    in_order,
+    json_argument,
+    members_of,
+    types_in,
+    value_spelled,
+)
 from server.output_parsing.formats.call_format import (
     ANY_NAME,
     ANY_SPACE,
@@ -117,7 +122,11 @@ def _read_value(calls: ParsedCalls) -> Parse[bool]:
             break
         depth += (char in _OPEN) - (char in _CLOSE)
         text += unread.take(1)
-    calls.add_arguments(_as_json(text.strip()))
+    text = text.strip()
+    try:
+        calls.add_value(value_spelled(text, python=True))
+    except ValueError:
+        calls.add_value(text)
     return True
 
 
@@ -133,21 +142,3 @@ def _take_string(unread: UnreadText) -> Parse[str | None]:
         if len(text) > MAX_VALUE:
             return None
     return None
-
-
-def _from_json(text: str) -> object:
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _as_json(text: str) -> str:
-    """A Python or JSON literal as JSON; what is neither becomes a string."""
-    for read in (_from_json, ast.literal_eval):
-        try:
-            return json.dumps(read(text), ensure_ascii=False)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return json.dumps(text, ensure_ascii=False)

@@ -8,6 +8,7 @@ import pytest
 from answers import TOOLS, Answer, read
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from spelled import demo_tokenizer
 from untimed import untimed
 
@@ -248,6 +249,32 @@ def test_where_reasoning_is_always_closed_no_call_ends_it() -> None:
     reader = AnswerReader(format.dialect, mistral, tools=TOOLS)
     found = read(reader, "[THINK][TOOL_CALLS]stop{} perhaps[/THINK][TOOL_CALLS]stop{}")
     assert (found.reasoning, found.calls) == ("[TOOL_CALLS]stop{} perhaps", [("stop", "{}")])
+
+
+M3 = "]<]minimax[>["
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[NaN]", '"half \\ud83d"'])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[stop(x=%s)]"),
+        ("gemma4", "<|tool_call>call:stop{x:%s}<tool_call|>"),
+        ("qwen3_coder", "<function=stop><parameter=x>%s</parameter></function></tool_call>"),
+        (
+            "minimax_m3",
+            f'{M3}<tool_call>{M3}<invoke name="stop">{M3}<x>%s{M3}</x>{M3}</invoke>{M3}</tool_call>',
+        ),
+    ],
+)
+def test_arguments_are_json_that_can_be_sent(name: str, text: str, value: str) -> None:
+    (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS), text % value).calls
+    assert from_json(call[1].encode(), allow_inf_nan=False)["x"]
+
+
+def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
+    text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
+    assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
 
 
 # The free text of a custom tool.
