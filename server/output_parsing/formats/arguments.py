@@ -85,10 +85,13 @@ def resolved(described: object, root: Mapping[str, Any]) -> object:
 
 
 def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
-    """The value that a text stands for: JSON where the schema allows its type, else the text itself."""
+    """The value that a text stands for: JSON where the schema allows its type, else the text itself.
+
+    Models write Python's literals, too, which are read where the value cannot be a string.
+    """
     types = types_in(described, root)
     try:
-        value = value_spelled(text)
+        value = value_spelled(text, python=bool(types) and "string" not in types)
     except ValueError:
         lowered = text.strip().lower()
         if "boolean" in types and lowered in ("true", "false"):

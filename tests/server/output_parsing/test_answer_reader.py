@@ -191,6 +191,12 @@ def test_a_value_that_may_be_null_has_the_types_of_its_other_form() -> None:
     assert json.loads(call[1]) == {"at": {"zip": "12345"}}
 
 
+def test_an_object_may_be_written_as_python_where_the_schema_has_no_string() -> None:
+    text = "<function=get_weather><parameter=flags>{'a': [True, None]}</parameter></function></tool_call>"
+    reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools=TOOLS)
+    assert read(reader, text).calls == [("get_weather", '{"flags": {"a": [true, null]}}')]
+
+
 def test_a_schema_that_leads_back_to_itself_in_many_ways_is_read_once() -> None:
     schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]}}}
     reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools={"f": schema})
