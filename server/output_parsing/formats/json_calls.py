@@ -24,6 +24,7 @@ from server.text.detokenizer import is_mark
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
 _IDS = ("id", "tool_call_id")
+_NO_ARGUMENTS = "the arguments are missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class _Object:
         self._held: list[str] | None = None
         self._last = ""
         """The last character of the arguments, which passes when the call is complete."""
-        self._begun = self._argued = False
+        self._begun = False
 
     def read(self) -> Parse[bool]:
         """Read the object; False if it is none, names no tool, or the answer ends in it."""
@@ -145,13 +146,19 @@ class _Object:
             return False
         else:
             emit = self._calls.add_arguments
-        self._argued = True
+        if (yield from self._unread.expect("null")):
+            self._calls.repair(_NO_ARGUMENTS)
+            return True
         if (yield from self._unread.peek()) != '"':
             self._last = yield from pass_json(self._unread, emit)
-        elif text := (yield from read_string(self._unread)):  # JSON within JSON
+            return bool(self._last)
+        text = yield from read_string(self._unread)  # JSON within JSON
+        if text in ("", "null"):
+            self._calls.repair(_NO_ARGUMENTS)
+        elif text:
             emit(text[:-1])
             self._last = text[-1]
-        return bool(self._last)
+        return text is not None
 
     def _skip_value(self) -> Parse[bool]:
         if (yield from self._unread.peek()) in ("{", "["):
@@ -168,7 +175,7 @@ class _Object:
             return False
         for piece in self._held or ():
             self._calls.add_arguments(piece)
-        self._calls.end(self._last if self._argued else "{}")
+        self._calls.end(self._last or "{}")
         return True
 
 
@@ -248,10 +255,15 @@ class NamedJson:
         header, end = found
         if end == "{":
             unread.give_back(end)
-        elif (yield from unread.peek()) != "{":
+        is_empty = bool((yield from unread.expect(*self.ends)))
+        if not is_empty and (yield from unread.peek()) != "{":
             return False
         if not calls.begin(*self.split(calls.as_written(header).strip())):
             return False
+        if is_empty:
+            calls.repair(_NO_ARGUMENTS)
+            calls.end("{}")
+            return True
         if not (last := (yield from pass_json(unread, calls.add_arguments))):
             return False
         calls.end(last)

@@ -211,6 +211,26 @@ def test_elements_may_not_be_nested_for_ever() -> None:
     assert (found.text, found.calls) == ("", [])
 
 
+CALL_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stop<｜tool▁sep｜>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "stop", "arguments": null}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": "", "name": "stop"}</tool_call>'),
+        ("llama3_json", '{"name": "stop", "parameters": null}'),
+        ("deepseek_v31", CALL_31 + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ],
+)
+@pytest.mark.parametrize("holds", [True, False], ids=["held", "streamed"])
+def test_a_call_without_arguments_has_empty_ones(name: str, text: str, holds: bool) -> None:
+    reader = AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS, holds_calls=holds)
+    found = read(reader, text, random.Random(0))
+    assert (found.text, found.calls, found.ended) == ("", [("stop", "{}")], 1)
+    assert reader.repairs == ["the arguments are missing"]
+
+
 KIMI = "<|tool_calls_section_begin|>{}<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
 PARIS = '{"city": "Paris"}'
 
