@@ -22,7 +22,7 @@ MAX_VALUE = 64 << 10
 """The most characters of a value that has to be complete before it can be passed on."""
 
 _STRING_OR_BRACKET = re.compile(r'["{}\[\]]')
-_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+_QUOTE_ESCAPE_OR_CONTROL = re.compile(r'["\\\x00-\x1f]')
 
 T = TypeVar("T")
 Parse = Generator[None, None, T]
@@ -194,9 +194,11 @@ class UnreadText:
 class JsonSpan:
     """Follows one JSON object or array, which is never looked at twice. It does not check what is between."""
 
-    __slots__ = ("_depth", "_escaped", "in_string")
+    __slots__ = ("_controls", "_depth", "_escaped", "in_string")
 
     def __init__(self) -> None:
+        self._controls: list[int] = []
+        """The places of control characters within strings of the piece that was looked at last."""
         self._depth = 0
         self.in_string = False
         self._escaped = False
@@ -204,9 +206,10 @@ class JsonSpan:
     def end_in(self, text: str) -> int | None:
         """The index behind the value's end, if it is in this next piece of text."""
         at = 0
+        self._controls.clear()
         if self._escaped and text:
             at, self._escaped = 1, False
-        while found := (_QUOTE_OR_ESCAPE if self.in_string else _STRING_OR_BRACKET).search(text, at):
+        while found := (_QUOTE_ESCAPE_OR_CONTROL if self.in_string else _STRING_OR_BRACKET).search(text, at):
             at = found.end()
             match found.group():
                 case '"':
@@ -217,11 +220,22 @@ class JsonSpan:
                     at += 1
                 case "{" | "[":
                     self._depth += 1
-                case _:
+                case "}" | "]":
                     self._depth -= 1
                     if self._depth <= 0:
                         return at
+                case _:
+                    self._controls.append(found.start())
         return None
+
+    def escaped(self, text: str) -> str:
+        """The piece that was looked at last, or its beginning, with escapes for what strings may not hold:
+        models write line ends as they are."""
+        pieces, begin = list[str](), 0
+        for at in self._controls:
+            pieces += text[begin:at], json.dumps(text[at])[1:-1]
+            begin = at + 1
+        return "".join([*pieces, text[begin:]])
 
 
 _STRING_ENDS = Literals(['"'])
@@ -238,7 +252,7 @@ def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[str]:
     while True:
         end = span.end_in(unread.text)
         if piece := unread.take(len(unread.text) if end is None else end - 1):
-            emit(piece)
+            emit(span.escaped(piece))
         if end is not None:
             return unread.take(1)
         if unread.ended:

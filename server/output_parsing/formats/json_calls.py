@@ -18,7 +18,7 @@ from server.output_parsing.formats.call_format import (
     ParsedCalls,
     ToolForm,
 )
-from server.output_parsing.unread_text import Literals, Parse, pass_json, read_string
+from server.output_parsing.unread_text import JsonSpan, Literals, Parse, pass_json, read_string
 from server.text.detokenizer import is_mark
 
 _NAMES = ("name", "tool_name", "function")
@@ -156,6 +156,9 @@ class _Object:
         if text in ("", "null"):
             self._calls.repair(_NO_ARGUMENTS)
         elif text:
+            span = JsonSpan()
+            span.end_in(text)
+            text = span.escaped(text)
             emit(text[:-1])
             self._last = text[-1]
         return text is not None

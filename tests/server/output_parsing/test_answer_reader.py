@@ -298,6 +298,14 @@ def test_arguments_are_json_that_can_be_sent(name: str, text: str, value: str) -
     assert from_json(call[1].encode(), allow_inf_nan=False)["x"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_line_ends_within_strings_are_escaped(seed: int) -> None:
+    inner = '{"a": ["x\n\ty"],\n "b\\"\r": {}}'
+    for written in (inner, json.dumps(inner)):
+        found = answer(f'<tool_call>{{"name": "stop", "arguments": {written}}}</tool_call>', seed=seed)
+        assert json.loads(found.calls[0][1]) == {"a": ["x\n\ty"], 'b"\r': {}}
+
+
 def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
     assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
