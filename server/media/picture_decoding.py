@@ -4,6 +4,7 @@ told by the content. This runs in processes that may be killed, see `server.medi
 from __future__ import annotations
 
 import binascii
+import json
 import logging
 from io import BytesIO
 
@@ -20,13 +21,13 @@ Image.MAX_IMAGE_PIXELS = None  # Pillow's alarm only warns below twice this; `de
 
 
 def from_base64(text: bytes) -> bytes:
-    if b"\\" in text:  # JSON may have written slashes and line ends so
-        text = text.replace(b"\\/", b"/").replace(b"\\n", b"").replace(b"\\r", b"")
-    if b"\n" in text:
-        text = text.translate(None, b" \t\r\n")
     try:
+        if b"\\" in text:  # cut out of JSON, whose writers may escape slashes, line ends, `+` and `=`
+            text = "".join(json.loads(b'"%b"' % text, strict=False).split()).encode()
+        if b"\n" in text:
+            text = text.translate(None, b" \t\r\n")
         return binascii.a2b_base64(text, strict_mode=True)
-    except binascii.Error:
+    except ValueError:
         raise BadRequest(
             "The base64 of a media file is broken: send it whole, as one encoder wrote it."
         ) from None

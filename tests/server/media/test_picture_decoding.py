@@ -102,8 +102,12 @@ def test_a_damaged_file_is_decoded_or_refused(data: bytes, damage: list[tuple[fl
         assert decode(bytes(changed), 100_000).mode == "RGB"
 
 
+def test_base64_may_be_written_with_the_escapes_of_json() -> None:
+    assert from_base64(rb"+\/\u002B\u002b\r\nAA\u003d=") == from_base64(b"+/++AA==")
+
+
 def test_base64_may_have_line_ends_and_nothing_else() -> None:
     assert from_base64(b"aGVs\r\nbG8=\n") == b"hello"
-    for broken in (b"aGVsbG8", b"aGV$bG8=", b"aGVsbG8=aGVs"):
+    for broken in (b"aGVsbG8", b"aGV$bG8=", b"aGVsbG8=aGVs", b"aGVsbG8\\", b"\\u00e9", b"\\ud83d"):
         with pytest.raises(BadRequest, match="base64"):
             from_base64(broken)
