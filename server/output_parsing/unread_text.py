@@ -22,6 +22,8 @@ MAX_VALUE = 64 << 10
 """The most characters of a value that has to be complete before it can be passed on."""
 
 _STRING_OR_BRACKET = re.compile(r'["{}\[\]]')
+_ESCAPED = '"\\/bfnrtu'
+"""What may stand behind a backslash in a string of JSON."""
 _QUOTE_ESCAPE_OR_CONTROL = re.compile(r'["\\\x00-\x1f]')
 
 T = TypeVar("T")
@@ -194,11 +196,12 @@ class UnreadText:
 class JsonSpan:
     """Follows one JSON object or array, which is never looked at twice. It does not check what is between."""
 
-    __slots__ = ("_controls", "_depth", "_escaped", "in_string")
+    __slots__ = ("_depth", "_escaped", "_mended", "in_string")
 
     def __init__(self) -> None:
-        self._controls: list[int] = []
-        """The places of control characters within strings of the piece that was looked at last."""
+        self._mended: list[tuple[int, str]] = []
+        """The places of characters that no string may hold, in the piece that was looked at last, and what
+        stands for each."""
         self._depth = 0
         self.in_string = False
         self._escaped = False
@@ -206,8 +209,9 @@ class JsonSpan:
     def end_in(self, text: str) -> int | None:
         """The index behind the value's end, if it is in this next piece of text."""
         at = 0
-        self._controls.clear()
+        self._mended.clear()
         if self._escaped and text:
+            self._mend_escaped(text[0], 0)
             at, self._escaped = 1, False
         while found := (_QUOTE_ESCAPE_OR_CONTROL if self.in_string else _STRING_OR_BRACKET).search(text, at):
             at = found.end()
@@ -217,6 +221,8 @@ class JsonSpan:
                 case "\\":
                     if at == len(text):
                         self._escaped = True
+                    else:
+                        self._mend_escaped(text[at], at)
                     at += 1
                 case "{" | "[":
                     self._depth += 1
@@ -225,15 +231,20 @@ class JsonSpan:
                     if self._depth <= 0:
                         return at
                 case _:
-                    self._controls.append(found.start())
+                    self._mended.append((found.start(), json.dumps(found.group())[1:-1]))
         return None
 
-    def escaped(self, text: str) -> str:
+    def _mend_escaped(self, char: str, at: int) -> None:
+        r"""See to it that a character behind a backslash makes an escape: `\d` stands for `\\d`."""
+        if char not in _ESCAPED:
+            self._mended.append((at, "\\" + json.dumps(char, ensure_ascii=False)[1:-1]))
+
+    def mended(self, text: str) -> str:
         """The piece that was looked at last, or its beginning, with escapes for what strings may not hold:
-        models write line ends as they are."""
+        models write line ends as they are, and single backslashes."""
         pieces, begin = list[str](), 0
-        for at in self._controls:
-            pieces += text[begin:at], json.dumps(text[at])[1:-1]
+        for at, written in self._mended:
+            pieces += text[begin:at], written
             begin = at + 1
         return "".join([*pieces, text[begin:]])
 
@@ -252,7 +263,7 @@ def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[str]:
     while True:
         end = span.end_in(unread.text)
         if piece := unread.take(len(unread.text) if end is None else end - 1):
-            emit(span.escaped(piece))
+            emit(span.mended(piece))
         if end is not None:
             return unread.take(1)
         if unread.ended:

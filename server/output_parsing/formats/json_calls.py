@@ -158,7 +158,7 @@ class _Object:
         elif text:
             span = JsonSpan()
             span.end_in(text)
-            text = span.escaped(text)
+            text = span.mended(text)
             emit(text[:-1])
             self._last = text[-1]
         return text is not None

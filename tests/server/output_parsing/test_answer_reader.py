@@ -306,6 +306,14 @@ def test_line_ends_within_strings_are_escaped(seed: int) -> None:
         assert json.loads(found.calls[0][1]) == {"a": ["x\n\ty"], 'b"\r': {}}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_backslashes_that_begin_no_escape_stand_for_themselves(seed: int) -> None:
+    written = r"""{"a": "\d+\.\"\\\u0041", "b": "it\'s \
+"}"""
+    found = answer(f'<tool_call>{{"name": "stop", "arguments": {written}}}</tool_call>', seed=seed)
+    assert json.loads(found.calls[0][1]) == {"a": r"\d+\." + '"\\A', "b": "it\\'s \\\n"}
+
+
 def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
     assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
