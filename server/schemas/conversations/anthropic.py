@@ -96,6 +96,7 @@ class MessagesInput(Body):
         "max_completion_tokens": "max_tokens",
         "stop": "stop_sequences",
         "response_format": "output_config.format",
+        "json_schema.schema": "schema",
         "reasoning_effort": "output_config.effort",
         "enable_thinking": "thinking.type",
         "thinking_token_budget": "thinking.budget_tokens",

@@ -100,6 +100,8 @@ class ResponsesRequest(Body):
         "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
         "response_format": "text.format",
+        "json_schema.schema": "schema",
+        "json_schema.strict": "strict",
         "reasoning_effort": "reasoning.effort",
         "verbosity": "text.verbosity",
         "messages": "input",
