@@ -92,7 +92,8 @@ def token_but(ids: Sequence[int]) -> str:
 
 
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    # Of what JSON leaves as it is, llguidance's lexer does not take U+007F.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def regex(pattern: str) -> str:

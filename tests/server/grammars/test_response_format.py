@@ -95,6 +95,8 @@ def test_a_regular_expression_matches_the_whole_answer() -> None:
 def test_one_of_several_texts() -> None:
     check(built(choice=["yes", "no", 'a"b\\c\n', "Zoë"]), ["yes", 'a"b\\c\n', "Zoë"], ["ye", "yesno", ""])
     check(built(choice=["a", "ab", "a"]), ["a", "ab"], ["aa"])
+    controls = ["".join(map(chr, range(32))), "\x7f\x80\u2028"]
+    check(built(choice=controls), controls, ["\x7f"])
 
 
 def test_grammars_in_ebnf_and_in_lark() -> None:
