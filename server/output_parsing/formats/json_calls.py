@@ -105,7 +105,7 @@ class _Object:
         self._held: list[str] | None = None
         self._last = ""
         """The last character of the arguments, which passes when the call is complete."""
-        self._begun = False
+        self._begun = self._argued = False
 
     def read(self) -> Parse[bool]:
         """Read the object; False if it is none, names no tool, or the answer ends in it."""
@@ -127,7 +127,7 @@ class _Object:
         if self._name_is_key and self._name is None:
             self._name = key
             return (yield from self._read_arguments())
-        if key in _ARGUMENTS:
+        if key in _ARGUMENTS and not self._argued:
             return (yield from self._read_arguments())
         if (yield from self._unread.peek()) == '"':
             value = yield from read_string(self._unread)
@@ -146,6 +146,7 @@ class _Object:
             return False
         else:
             emit = self._calls.add_arguments
+        self._argued = True
         if (yield from self._unread.expect("null")):
             self._calls.repair(_NO_ARGUMENTS)
             return True

@@ -211,6 +211,16 @@ def test_elements_may_not_be_nested_for_ever() -> None:
     assert (found.text, found.calls) == ("", [])
 
 
+def test_of_arguments_that_are_given_twice_the_first_count() -> None:
+    given_twice = (
+        '"name": "stop", "arguments": {"a": 1}, "parameters": {"b": 2}',
+        '"arguments": {"a": 1}, "name": "stop", "arguments": "{}"',
+    )
+    for fields in given_twice:
+        found = answer(f"<tool_call>{{{fields}}}</tool_call>")
+        assert (found.calls, found.ended) == ([("stop", '{"a": 1}')], 1)
+
+
 CALL_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stop<｜tool▁sep｜>"
 
 
