@@ -105,18 +105,22 @@ def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
 
 
 def value_spelled(text: str, *, python: bool = False) -> Any:
-    """The value that a text spells as JSON, or else as a literal of Python.
+    """The value that a text spells as JSON, or else as a literal of Python. Strings may have line ends.
 
     Raises ValueError if it spells none, or one that JSON does not have, such as NaN.
     """
-    for read in (_from_json, ast.literal_eval) if python else (_from_json,):
+    for read in (_from_json, ast.literal_eval, _from_lines) if python else (_from_json,):
         with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return json.loads(json.dumps(read(text), allow_nan=False))
     raise ValueError("the text spells no value of JSON")
 
 
 def _from_json(text: str) -> Any:
-    return json.loads(text, parse_float=_nearest)
+    return json.loads(text, parse_float=_nearest, strict=False)
+
+
+def _from_lines(text: str) -> Any:
+    return ast.literal_eval(text.replace("\n", "\\n"))
 
 
 def _nearest(number: str) -> float:

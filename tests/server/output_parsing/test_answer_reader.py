@@ -324,6 +324,14 @@ def test_backslashes_that_begin_no_escape_stand_for_themselves(seed: int) -> Non
     assert json.loads(found.calls[0][1]) == {"a": r"\d+\." + '"\\A', "b": "it\\'s \\\n"}
 
 
+@pytest.mark.parametrize("value", ["'a\n\"b\"'", '"a\n\\"b\\""'])
+def test_strings_of_python_and_of_json_between_tags_may_have_line_ends(value: str) -> None:
+    tags = "<function=get_weather><parameter=flags>[%s]</parameter></function></tool_call>"
+    for name, text in (("pythonic", "[get_weather(flags=[%s])]"), ("qwen3_coder", tags)):
+        (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS), text % value).calls
+        assert json.loads(call[1]) == {"flags": ['a\n"b"']}
+
+
 def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
     assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
