@@ -129,6 +129,8 @@ class ParsedCalls:
         """What was wrong with calls that were read nonetheless, one entry each."""
         self._parts = parts
         self._held: list[AnswerPart] = []
+        self._ids = set[str]()
+        """The ids that the model has written."""
         self._passed = 0
         """The number of calls that have passed or may do so."""
         self._tools = tools
@@ -140,9 +142,14 @@ class ParsedCalls:
         """What is wrong with the call that is being read, though it can be told what it says."""
 
     def begin(self, name: str, id: str = "") -> bool:
-        """Begin a call; False if no tool has this name, so that this is no call."""
+        """Begin a call; False if no tool has this name, so that this is no call.
+
+        An `id` that the answer has already is none: clients tell calls apart by it.
+        """
         if name not in self._tools:
             return False
+        id = "" if id in self._ids else id
+        self._ids.add(id)
         self.unread.forget()
         self._on_begin()
         self._pass(CallBegun(self.count, name, id))

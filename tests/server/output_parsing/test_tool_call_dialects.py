@@ -9,6 +9,7 @@ from answers import TOOLS, read
 from server.output_parsing.answer_format import with_marks
 from server.output_parsing.answer_reader import AnswerReader
 from server.output_parsing.tool_call_dialects import DIALECTS, DIALECTS_BY_NAME, THINKING
+from server.output_parsing.unread_text import CallBegun
 from server.text.detokenizer import FIRST_MARK
 
 CITY = 'A "b" \\ c\n<é>{}]'
@@ -153,6 +154,13 @@ def test_calls_are_read_back_however_they_are_cut(name: str) -> None:
         assert [call for call, _ in answer.calls] == ["get_weather", "stop"]
         assert [json.loads(arguments) for _, arguments in answer.calls] == [CALL, {}]
         assert (answer.reasoning, answer.text, answer.ended) == ("Where?", before.strip(), 2)
+
+
+def test_an_id_that_the_model_writes_twice_is_the_first_calls() -> None:
+    call = '<tool_call>{"id": "%s", "name": "stop", "arguments": {}}</tool_call>'
+    reader = reader_of("hermes")
+    parts = [*reader.push(call % "a" + call % "b" + call % "a"), *reader.finish()]
+    assert [part.id for part in parts if isinstance(part, CallBegun)] == ["a", "b", ""]
 
 
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
