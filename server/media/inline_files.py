@@ -21,6 +21,8 @@ _PLACE = re.compile(
     rb'("(url|image_url|video_url|image_embeds|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$'
 )
 """What stands before a string that may be a file: the name of its field, or it is one of a list."""
+_HOLDER = re.compile(rb'"(source|input_audio|(image|video|audio)_url)"\s{0,9}:\s{0,9}\{[^{}]*$')
+"""What stands before a field `url` or `data` of a media part. Calls of tools have such fields, too."""
 _BEFORE_ROWS = re.compile(rb'"prompt_embeds"\s{0,9},\s{0,9}"data"\s{0,9}:\s{0,9}"$')
 _BEHIND_ROWS = re.compile(rb'"\s{0,9},\s{0,9}"type"\s{0,9}:\s{0,9}"prompt_embeds"')
 """What stands around a file of embeddings in place of tokens, which is read where the prompt is written."""
@@ -81,6 +83,8 @@ def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) 
     head = _HEAD.match(raw, start, start + 256)
     of_rows = _BEFORE_ROWS.search(raw, max(0, start - 64), start) or _BEHIND_ROWS.match(raw, stop)
     if place is None or of_rows:
+        return None
+    if place[2] in (b"url", b"data") and not _HOLDER.search(raw, max(0, place.start() - 400), place.start()):
         return None
     bare = bare or place[2] in (b"data", b"image_embeds") or place[3] is not None
     if head is None and not (bare and _BASE64.match(raw, start)):

@@ -295,7 +295,7 @@ async def test_nothing_is_fetched_for_a_client_that_has_left(
 
 
 async def test_files_elsewhere_in_a_body_are_refused(client: httpx.AsyncClient, reader: MediaReader) -> None:
-    error = await refusal(client, CHAT, messages=CONVERSATION, documents=[{"url": data_url(PICTURE)}])
+    error = await refusal(client, CHAT, messages=CONVERSATION, documents=[{"image_url": data_url(PICTURE)}])
     assert error["message"] == f"A file in base64 of more than {SHORTEST} bytes may be in a media part only."
 
 
@@ -324,12 +324,20 @@ async def test_a_server_may_be_told_how_many_items_it_takes(
 
 def test_long_files_are_cut_out_of_bodies() -> None:
     long, short = data_url(b"x" * SHORTEST), data_url(b"x" * 99)
-    parts = [{"url": long}, {"image_url": [long, short]}, {"text": long}, {"url": short}, {"url": "x" * 9000}]
+    sound = {"type": "input_audio", "input_audio": {"format": "wav", "data": "QUJD" * SHORTEST}}
+    parts = [
+        {"image_url": {"detail": "low", "url": long}},
+        {"image_url": [long, short]},
+        sound,
+        *({"text": long}, {"url": short}, {"url": "x" * 9000}),
+        *({"input": {"url": long}}, {"type": "redacted_thinking", "data": "QUJD" * SHORTEST}),
+    ]
     for raw in (json.dumps(parts), json.dumps(parts, indent=1), json.dumps(parts).replace("/", "\\/")):
         files = InlineFiles()
         left = json.loads(files.cut(raw.encode(), 1 << 20))
-        assert left[0] == {"url": "inline:0"} and left[1] == {"image_url": ["inline:1", short]}
-        assert left[2:] == json.loads(raw)[2:]
+        assert left[0]["image_url"]["url"] == "inline:0" and left[1] == {"image_url": ["inline:1", short]}
+        assert left[2]["input_audio"]["data"] == "inline:2"
+        assert left[3:] == json.loads(raw)[3:]
         taken = files.take("inline:1")
         assert taken is not None and json.loads(b'"%s"' % bytes(taken.data)) == long.partition(",")[2]
         assert files.take("inline:1") is None
