@@ -14,7 +14,7 @@ import secrets
 import string
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ from server.http.sse import DONE, DONE_FORM, Chunks, ClientWatch, EventStream, S
 from server.http.warnings import with_warnings
 from server.media.prompt import NO_MEDIA, LaidMedia
 from server.options.server_flags import ServerConfig
+from server.output_parsing.unread_text import whole_characters
 from server.reading.body_table import Reading
 from server.schemas.body import LONG, Body
 from server.schemas.sampling_fields import ChunkChoice, GenerationBody, RequestTerms, StreamOptions
@@ -309,10 +310,12 @@ _MISTRAL_LENGTH = 9
 
 def object_of(arguments: str) -> dict[str, Any]:
     """The arguments of a call; if they were cut, what is there of them, as clients read a stream."""
-    try:
+    found = None
+    with suppress(ValueError, RecursionError):
         found = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
+    if found is None:  # perhaps for half a surrogate pair, which that parser refuses
+        with suppress(ValueError, RecursionError):
+            found = from_json(whole_characters(json.dumps(json.loads(arguments), ensure_ascii=False)))
     return found if isinstance(found, dict) else {}
 
 

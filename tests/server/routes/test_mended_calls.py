@@ -10,6 +10,17 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
 
 
+async def test_half_a_character_takes_no_arguments_away(frontend: FakeFrontend) -> None:
+    frontend.reply = r'<tool_call>{"name": "get_weather", "arguments": {"city": "Paris \ud83d"}}</tool_call>'
+    talk = [{"role": "user", "content": "hi"}]
+    own = {"name": "get_weather", "input_schema": PARAMETERS}
+    async with make_client(make_app(frontend, tool_call_parser="hermes")) as client:
+        found = await post(client, "/v1/messages", model="tiny", max_tokens=99, messages=talk, tools=[own])
+        assert found["content"][0]["input"] == {"city": "Paris \ufffd"}
+        found = await post(client, "/api/chat", model="tiny", messages=talk, tools=TOOLS, stream=False)
+        assert found["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris \ufffd"}
+
+
 async def test_what_is_mended_is_told_and_counted(
     frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
 ) -> None:
