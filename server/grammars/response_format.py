@@ -87,6 +87,7 @@ class AskedForm(msgspec.Struct, frozen=True, tag=True):
 
 _NAMED = re.compile(r'"([^"]+)"')
 _LONGEST_REASON = 300
+_CRASHED = "its compiler crashes at it, as at values of a wrong type that are long and not ASCII"
 
 
 class AnswerGrammar(msgspec.Struct, frozen=True, tag=True):
@@ -185,7 +186,12 @@ def validate(grammar: AnswerGrammar) -> tuple[str, list[str]]:
     from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar
 
     text = llguidance_grammar(grammar.kind, grammar.text)
-    failed, found = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
+    try:
+        failed, found = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which cannot be imported, and is no Exception
+            raise
+        return _CRASHED, []
     return (found[0] or "it allows no text", []) if failed else ("", found)
 
 

@@ -280,6 +280,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"json": {"type": "number", "minimum": 2, "maximum": 1}}, "Unsatisfiable schema: minimum"),
         ({"json": {"type": "strin"}}, "Invalid type: strin"),
         ({"json": {"properties": {"a": {}}, "required": [["a"]]}}, "Expected string for 'required' item"),
+        ({"json": {"type": "string", "minLength": "é" * 100}}, "its compiler crashes at it"),
         ({"json": {"$ref": "http://example.com/s.json"}}, "nothing is fetched from elsewhere"),
         ({"json": {"$ref": "#/$defs/x"}}, "does not exist"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
