@@ -19,7 +19,7 @@ import tokenizers
 from models.gguf.folder import NO_TOKENIZER
 from models.mistral.tokenizer import write_tokenizer
 from models.plain_files import ConfigError, check_regular, read_json, read_text, typed
-from models.pooling.sentence_files import read_markers
+from models.pooling.sentence_files import makes_vectors, read_markers
 from server.text.chat_template import AskedFormat, ChatTemplate, compile_template
 from server.text.tokenizer import NoTokenizer, Tokenizer
 
@@ -92,6 +92,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
         _add_tokens(model, folder, config, named.values())
+        if config.get("add_eos_token") is True and makes_vectors(folder):
+            _end_texts(model, named.get("eos_token", ""))
         if _read_json(folder / "config.json").get("model_type") == "siglip2":
             # It was trained on small letters, which transformers' class of tokenizer makes, and not the file.
             own = filter(None, [model.normalizer])
@@ -230,6 +232,18 @@ def _add_tokens(
     found = typed(described, dict[_Id, _AddedToken], f"{folder}: the added tokens")
     tokens = [tokenizers.AddedToken(**msgspec.structs.asdict(found[id])) for id in sorted(found, key=int)]
     model.add_tokens([token for token in tokens if token.__getstate__() != known.get(token.content)])
+
+
+def _end_texts(model: tokenizers.Tokenizer, end: str) -> None:
+    """Has each text end with a token, if the model knows it and tokenizer.json does not add it."""
+    id, one = model.token_to_id(end), model.encode("a")
+    if id is None or one.ids[-1:] == [id]:
+        return
+    before = one.tokens[: (*one.special_tokens_mask, 0).index(0)]
+    ids = [(token, model.token_to_id(token)) for token in {*before, end}]
+    behind = [f"{token}:1" for token in (*before, "$B", end)]
+    single = [*before, "$A", end]
+    model.post_processor = tokenizers.processors.TemplateProcessing(single, [*single, *behind], ids)
 
 
 def _read_json(path: Path) -> dict[str, object]:

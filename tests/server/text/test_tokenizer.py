@@ -86,6 +86,21 @@ def test_the_first_token_is_added_where_only_the_configuration_asks_for_it(tmp_p
     assert bos not in load(write(tmp_path, bos_token="<s>", add_bos_token=False)).encode("the")
 
 
+def test_the_last_token_is_added_for_vectors_where_only_the_configuration_asks_for_it(tmp_path: Path) -> None:
+    """As code that comes with gte-Qwen2 adds it, whose vectors are those of that token."""
+    asked = {"bos_token": "<s>", "eos_token": "</s>", "add_eos_token": True}
+    plain = load(write(tmp_path, **asked)).encode("the")
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling"}]')
+    tokenizer = load(tmp_path)
+    end, pair = tokenizer.token_id("</s>"), tokenizer.encode_pairs([("the", "the")])
+    assert end not in plain
+    assert tokenizer.encode("the") == [*plain, end]
+    assert tokenizer.encode_many(["the the the"], keep=2) == [[plain[0], end]]
+    assert pair == [([*plain, end, *plain, end], len(plain) + 1)]
+    [both] = load(write(tmp_path, **asked, add_bos_token=True)).encode_many(["the"])
+    assert both == [tokenizer.token_id("<s>"), *plain, end]
+
+
 def test_siglip2_reads_small_letters(tmp_path: Path) -> None:
     plain = load(write(tmp_path)).encode("a cat", add_special_tokens=False)
     (tmp_path / "config.json").write_text('{"model_type": "siglip2"}')
