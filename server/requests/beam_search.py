@@ -22,8 +22,7 @@ from worker.protocol import Sampling, TokenLogprobs
 
 _UNKNOWN = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
-    *("allowed_token_ids", "min_tokens", "stop", "prompt_logprobs", "structured_outputs"),
-    "repetition_detection",
+    *("allowed_token_ids", "min_tokens", "stop", "structured_outputs", "repetition_detection"),
 )
 """The parameters that a beam search does not obey. Those of the draw have no meaning here."""
 _NEUTRAL = (None, 0, "", [], {})
@@ -140,6 +139,11 @@ def read_rules(
     if facts.ready.worker.processes_logits:
         raise BadRequest(
             "beam search does not go with --logits-processors, which this server has.", "use_beam_search"
+        )
+    if asked.prompt_logprobs is not None:
+        raise BadRequest(
+            "beam search tells no logprobs of prompts: leave `prompt_logprobs`, `echo` or `logprobs` out.",
+            "use_beam_search",
         )
     for name in _UNKNOWN:
         value = getattr(asked, name)

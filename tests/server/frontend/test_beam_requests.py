@@ -143,3 +143,9 @@ async def test_a_penalty_out_of_range_is_refused(frontend: Frontend, penalty: fl
 async def test_a_search_is_held_to_no_grammar(frontend: Frontend) -> None:
     with pytest.raises(BadRequest, match="takes no grammar"):
         generate(frontend, [5], ASKED, beams=TWO, grammar=Grammar("lark", 'start: "a"'))
+
+
+async def test_a_search_tells_no_logprobs_of_its_prompt(frontend: Frontend) -> None:
+    asked = SamplingParams(n=2, prompt_logprobs=0)  # as a completion with `echo` and `logprobs` has
+    with pytest.raises(BadRequest, match="leave `prompt_logprobs`, `echo` or `logprobs` out"):
+        generate(frontend, [5], asked, beams=TWO)
