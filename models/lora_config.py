@@ -303,7 +303,7 @@ def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def _check_name(folder: Path, name: str, saved: _Saved) -> None:
     """Refuse a tensor that is no part of a LoRA adapter as it is served."""
     module, kind = split_name(name)
-    replaces = kind in ("bias", "base_bias")
+    replaces = kind == "bias"
     if is_of_head(name) or (kind and not replaces) or (replaces and saved.bias not in (None, "none")):
         if kind == "magnitude" and not saved.use_dora:
             raise AdapterError(f"{folder}: {shown(name)} is for DoRA, and {CONFIG_FILE} has no use_dora")

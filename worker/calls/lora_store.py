@@ -69,10 +69,13 @@ class Adapters:
             *(head.path for head in heads if not load_options.parallel.last),
             *(each.path for each in model.modules() if isinstance(each, Embedding) and not each.places),
         ]
-        linear = [each for each in self._layers if isinstance(each, Linear)]
-        biases = ((each, each.bias) for each in linear if each.bias is not None)
+        biases: list[tuple[AdaptedLayer, torch.Tensor | None]] = [
+            (each, each.bias) for each in self._layers if isinstance(each, Linear)
+        ]
+        for head in heads:
+            biases += ((head, place.of(head.bias)) for place in head.places if head.bias is not None)
         self._biases: dict[AdaptedLayer, torch.Tensor] = {
-            layer: bias.float().cpu() for layer, bias in biases if not bias.is_meta
+            layer: bias.float().cpu() for layer, bias in biases if bias is not None and not bias.is_meta
         }
         self._store = open_adapters(self._layers, options.most, options.max_lora_rank, options.most_in_step)
         self._read: dict[int, _Read] = {}

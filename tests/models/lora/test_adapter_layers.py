@@ -66,6 +66,7 @@ EMBEDDINGS = [
         {"tie_word_embeddings": True},
     ),
     Case("GPT2LMHeadModel", {"target_modules": ["wte"], "r": 3}),
+    Case("PhiForCausalLM", {"target_modules": ["lm_head"]}),  # PEFT saves the bias of such a head, too
     Case("LlamaForCausalLM", {"target_modules": ["embed_tokens"], "r": 1}),
     Case("Gemma2ForCausalLM", {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}),
 ]
