@@ -49,7 +49,8 @@ class Places:
         others = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
         return AdapterError(
             f"{folder}: the model has no layer for {names}{others} of the adapter{meant}: serve the base on "
-            "which it was trained, or merge it (PEFT's merge_and_unload) and serve the result"
+            "which it was trained. If it is this one, such layers take no adapters here: merge it (PEFT's "
+            "merge_and_unload) and serve the result"
         )
 
 

@@ -139,7 +139,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(tmp_path: Path) -> Non
 def test_learned_positions_have_no_adapters(tmp_path: Path) -> None:
     driver = AdaptedDriver(tiny_checkpoint("GPT2LMHeadModel", tmp_path / "base"), {})
     shapes = {"transformer.wpe.lora_embedding_A": (4, 8), "transformer.wpe.lora_embedding_B": (16, 4)}
-    with pytest.raises(AdapterError, match=r"no layer for transformer\.wpe of the adapter"):
+    with pytest.raises(AdapterError, match=r"no layer for transformer\.wpe of .* If it is this one"):
         driver.held[0].read(1, str(write_adapter(tmp_path / "adapter", shapes)))
 
 
