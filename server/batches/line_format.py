@@ -52,13 +52,12 @@ _decode_asked = msgspec.json.Decoder(_Asked).decode
 def read_line(raw: bytes) -> BatchLine:
     """The request in a line. A byte order mark before it is passed over. Raises LineFault."""
     try:
-        line = _decode_line(raw.removeprefix(BOM_UTF8))
-        asked = _decode_asked(line.body)
+        line, asked = _decode(raw.removeprefix(BOM_UTF8))
     except msgspec.ValidationError:
         raise LineFault(
             "missing_required_parameter", "needs custom_id and url as strings, and body as an object"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise LineFault("invalid_json_line", f"is not JSON: {error}") from None
     if line.method != "POST":
         raise LineFault("invalid_method", "has a method that is not POST: method must be POST", "method")
@@ -79,6 +78,19 @@ def read_line(raw: bytes) -> BatchLine:
             "body.encoding_format",
         )
     return line
+
+
+def _decode(raw: bytes) -> tuple[BatchLine, _Asked]:
+    try:
+        line = _decode_line(raw)
+        return line, _decode_asked(line.body)
+    except msgspec.DecodeError:
+        if b"\\u" not in raw or not isinstance(given := json.loads(raw), dict):
+            raise
+    # What a tool has answered may have half of a surrogate pair, for which a sign stands from here on.
+    body = json.dumps(given.get("body"), ensure_ascii=False).encode("utf-16", "surrogatepass")
+    line = _decode_line(json.dumps({**given, "body": json.loads(body.decode("utf-16", "replace"))}))
+    return line, _decode_asked(line.body)
 
 
 def answered(id: str, name: str, status: int, body: object) -> dict[str, Any]:
