@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from models.config import ConfigError
 from models.families.decoders.decoder_spec import DecoderFields, LayerSpec
 from models.layers.rotary import Rope
 from models.layers.state import StateSpec
+
+Silu = Literal["silu", "swish"]
+"""The activation of layers that keep a state, by its two names."""
 
 LINEAR, FULL = "linear_attention", "full_attention"
 _OLDER = {"mamba": LINEAR, "attention": FULL}
@@ -29,6 +33,10 @@ def layers_of(
     fields: DecoderFields, kinds: Sequence[str], rope: Rope | None, state: StateSpec | None
 ) -> tuple[LayerSpec, ...]:
     """Make layers of these kinds: `FULL` ones have attention with this rotation, others keep a state."""
+    if state is not None and fields.hidden_act not in get_args(Silu):
+        raise ConfigError(
+            f"config.json: 'hidden_act' is {fields.hidden_act!r}, and layers that keep a state have silu"
+        )
     return tuple(
         LayerSpec(rope=rope, experts=fields.experts(index))
         if kind == FULL

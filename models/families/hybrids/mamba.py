@@ -15,7 +15,7 @@ from models.config import ConfigError, Eps, ModelConfig, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
-from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
+from models.families.hybrids.layer_kinds import FULL, LINEAR, Silu, check_kinds
 from models.families.mixtures import DeepSeekExperts
 from models.layers.mamba import ChannelScanSpec, MambaSpec
 from models.layers.mlp import MLP
@@ -39,6 +39,7 @@ class MlpLayerSpec(LayerSpec):
 class NemotronHFields(DeepSeekExperts, frozen=True, kw_only=True):
     rms_norm_eps: Eps = msgspec.field(name="layer_norm_epsilon", default=1e-5)
     hidden_act: str = msgspec.field(name="mlp_hidden_act", default="relu2")
+    mamba_hidden_act: Silu = "silu"
     intermediate_size: Size = 21504
     mlp_bias: bool = False
     layers_block_type: tuple[str, ...] | None = None
@@ -155,6 +156,7 @@ class ScanFields(DecoderFields, frozen=True, kw_only=True):
     conv_kernel: Size = 4
     use_bias: bool = False
     use_conv_bias: bool = True
+    hidden_act: Silu = "silu"
 
     def rope(self, setup: ModelSetup) -> Rope:
         """Any rotation: no layer takes it."""

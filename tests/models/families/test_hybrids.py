@@ -47,6 +47,10 @@ def test_fields_of_published_files(name: str, tmp_path: Path) -> None:
         ("NemotronHForCausalLM", {"mamba_num_heads": 4}, "has the shape"),
         ("NemotronHForCausalLM", {"moe_latent_size": 16}, "'moe_latent_size' 16"),
         ("NemotronHForCausalLM", {"layers_block_type": ["conv"] * 5}, "'layers_block_type' must be"),
+        ("Qwen3NextForCausalLM", {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        ("BambaForCausalLM", {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        ("NemotronHForCausalLM", {"mamba_hidden_act": "gelu"}, "'?mamba_hidden_act"),
+        ("MambaForCausalLM", {"hidden_act": "gelu"}, "'?hidden_act"),
     ],
 )
 def test_sizes_that_disagree_are_refused_before_weights_are_read(
