@@ -31,6 +31,9 @@ QUARANTINED = "request_quarantined"
 DEADLINE = "deadline_exceeded"
 """The error of a request that has waited, or has taken, longer than it may."""
 
+TOO_LONG = "the request would take longer than it may even alone, as fast as the engine is now"
+"""The message for a request that cannot be in time, however little else there is to do."""
+
 SENTENCES: dict[Reason, str] = {
     "loading": "The model is still loading.",
     "engine_lost": "The connection to the engine has ended. The engine is started again.",

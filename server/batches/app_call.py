@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
+from engine_core.reason_codes import TOO_LONG
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
 from server.access.request_state import state_of
@@ -24,9 +25,10 @@ which gives way to all who are short of places or slots."""
 _BUSY = (408, 425, 429, 503)
 """Statuses of a server that may answer later."""
 _LOAD_FAILED, _TOO_LATE = b'"type":"load_failed"', b'"type":"deadline_exceeded"'
+_TOO_LONG = TOO_LONG.partition(" ")[2].encode()  # its first word begins a sentence there
 _MOST_FAILURES = 5
-"""After so many failed loads of a model, or ends of the time that a request itself sets, the error is the
-answer to a request."""
+"""After so many failed loads of a model, or ends of the time that a request itself sets, or refusals because
+it would take longer than it may even alone, the error is the answer to a request."""
 
 
 class _Asked(msgspec.Struct):
@@ -58,7 +60,8 @@ class OwnerCalls:
     ) -> Answer:
         """The answer to a request. While the server is busy, it is sent again when the server says so.
 
-        If the model cannot be loaded, or the time that the body sets is too short, it is so a few times.
+        If the model cannot be loaded, or the time that the body sets, or the server, is too short, it is so a
+        few times.
 
         `on_part` gets the parts of an answer that is no error, as they come.
         """
@@ -70,7 +73,8 @@ class OwnerCalls:
             if (caller := self._caller(owner)) is not None:
                 state.caller = caller
             pause, answer = await self._send(scope, body, on_part)
-            failures += _LOAD_FAILED in answer.body or (is_timed and _TOO_LATE in answer.body)
+            hopeless = _LOAD_FAILED in answer.body or _TOO_LONG in answer.body
+            failures += hopeless or (is_timed and _TOO_LATE in answer.body)
             if answer.status not in _BUSY or failures == _MOST_FAILURES:
                 return answer._replace(turn=turns[0]) if turns else answer
             await asyncio.sleep(pause)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from engine_core.protocol import Failed, OutputsByClient
-from engine_core.reason_codes import DEADLINE
+from engine_core.reason_codes import DEADLINE, TOO_LONG
 from engine_core.scheduling.feature import Feature
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Sequence
@@ -18,6 +18,7 @@ from engine_core.scheduling.step_results import put
 _MOST_ENDED = 256
 """Sequences that have ended and are kept nevertheless, beside as many as have not."""
 _NEVER = float("inf")
+_NOT_IN_TIME = "the request would take longer than it may, as fast as the engine is now"
 
 
 class Deadlines(Feature):
@@ -41,12 +42,12 @@ class Deadlines(Feature):
         if now >= ends:
             return _late(seq)
         if seq.record.expected is not None:
-            first = seq.record.arrived + seq.record.expected
-            if (
-                first - self._core.pace.waits.prompts[seq] > begins
-                or first + self._core.pace.least_seconds(seq) > ends
-            ):
-                return _refused(seq)
+            pace, waits = self._core.pace, self._core.pace.waits.prompts[seq]
+            begin = seq.record.arrived + seq.record.expected - waits
+            least = waits + pace.least_seconds(seq)
+            if begin > begins or begin + least > ends:
+                alone = seq.record.arrived + least > ends
+                return Failed(seq.key[1], 503, TOO_LONG if alone else _NOT_IN_TIME, DEADLINE)
         for at in (begins, ends) if begins < ends < _NEVER else (min(begins, ends),):
             self._count += 1
             heappush(self._times, (at, self._count, seq))
@@ -88,8 +89,3 @@ def _late(seq: Sequence) -> Failed:
     if seq.record.started is None:
         return Failed(seq.key[1], 503, "the request has waited for longer than it may", DEADLINE)
     return Failed(seq.key[1], 504, "the request has taken longer than it may", DEADLINE)
-
-
-def _refused(seq: Sequence) -> Failed:
-    message = "the request would take longer than it may, as fast as the engine is now"
-    return Failed(seq.key[1], 503, message, DEADLINE)

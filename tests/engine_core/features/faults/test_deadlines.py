@@ -9,7 +9,7 @@ from scripted_clock import STEP, TOKEN, Clock
 
 from engine_core.features.faults.deadlines import Deadlines
 from engine_core.protocol import AddRequest, Failed, Tokens
-from engine_core.reason_codes import DEADLINE
+from engine_core.reason_codes import DEADLINE, TOO_LONG
 
 SINGLE = STEP + TOKEN
 
@@ -116,6 +116,7 @@ def test_what_it_would_need_is_refused_at_once() -> None:
         assert isinstance(answer, Failed) is not taken
         if isinstance(answer, Failed):
             assert (answer.code, answer.error) == (503, DEADLINE)
+            assert answer.message != TOO_LONG  # it has to wait for another one
         else:
             clock.scheduler.abort([(0, 2)], clock.now)
     assert set(clock.scheduler.live) == {(0, 1)} and clock.scheduler.waiting.count == 0
@@ -123,7 +124,8 @@ def test_what_it_would_need_is_refused_at_once() -> None:
 
 def test_a_sure_length_counts_and_one_that_may_stop_does_not() -> None:
     clock = Clock()
-    assert isinstance(clock.add(request(1, max_tokens=1000, budget=500 * SINGLE)), Failed)
+    failed = clock.add(request(1, max_tokens=1000, budget=500 * SINGLE))
+    assert isinstance(failed, Failed) and failed.message == TOO_LONG
     assert clock.add(request(2, max_tokens=1000, budget=1100 * SINGLE)) is None
     assert clock.add(request(3, max_tokens=1000, times_each=True, budget=500 * SINGLE)) is None
 
