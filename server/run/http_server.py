@@ -17,11 +17,12 @@ from starlette.datastructures import State
 
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.connection.connection import Connection, Shared
+from server.http.connection.connection import Connection
 from server.http.connection.connection_limits import most_connections
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.hosts_and_proxies import TrustedProxies
 from server.http.connection.refusal_log import RefusalLog
+from server.http.connection.shared_limits import Shared
 from server.http.connection.sockets import RenewableTls
 from server.http.middleware import AccessLog
 from server.options.server_flags import ServerConfig

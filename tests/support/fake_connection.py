@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from server.http.connection.connection import Connection, Shared
+from server.http.connection.connection import Connection
 from server.http.connection.deadline_timer import TICK, DeadlineTimer
 from server.http.connection.refusal_log import RefusalLog
+from server.http.connection.shared_limits import Shared
 
 
 class FakeClock:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import httptools
@@ -24,11 +23,9 @@ from uvicorn.server import ServerState
 from server.access.request_state import state_of
 from server.errors import ApiError
 from server.http.connection import connection_limits as limits
-from server.http.connection.deadline_timer import NEVER, DeadlineTimer
-from server.http.connection.hosts_and_proxies import TrustedProxies
-from server.http.connection.refusal_log import RefusalLog
+from server.http.connection.deadline_timer import NEVER
+from server.http.connection.shared_limits import Shared
 from server.http.connection.sockets import bytes_taken, unread_bytes
-from server.http.middleware import AccessLog
 
 Wait = Literal[
     "nothing", "first byte", "head", "body", "rest of body", "next request", "reader", "to be closed"
@@ -36,29 +33,6 @@ Wait = Literal[
 """What a deadline is for. "nothing" is while the server itself works, or answers an earlier request; "rest of
 body" the end of a body whose request is answered already; "reader" the client, to take more of what waits for
 it; "to be closed" the client, to fetch a refusal."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The limits, timers and handlers that all connections of a process share."""
-
-    most: int
-    """Connections that are served at a time."""
-    timer: DeadlineTimer
-    log: RefusalLog
-    on_refusal: Callable[[int], None]
-    """A function that is told the status of each refusal."""
-    access_log: AccessLog = field(default_factory=AccessLog)
-    check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
-    """A function of a request's method, target and scope. It tells why it is refused, if it is."""
-    proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies("127.0.0.1,::1"))
-    max_head: int = limits.MAX_HEAD
-    """Bytes of a request's first line and headers together."""
-    max_headers: int = limits.MAX_HEADERS
-    keep_alive: float = field(default_factory=lambda: limits.KEEP_ALIVE_SECONDS)
-    """Seconds from an answer to the next request."""
-    reserved: dict[Connection, None] = field(default_factory=dict)
-    """The connections beyond the most that may ask for PROBE_PATHS, the oldest first."""
 
 
 class Connection(HttpToolsProtocol):
@@ -148,8 +122,10 @@ class Connection(HttpToolsProtocol):
         self._framing += len(data)
         try:
             self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess]
-        except httptools.HttpParserUpgrade:
-            pass  # the request is answered as if it had not asked for another protocol
+        except httptools.HttpParserUpgrade as offer:
+            # The parser skips the body of a request that offers another protocol. It reads this one again as
+            # if it had not.
+            return self._feed(self._head_without_offer() + bytes(data[offer.args[0] :]))
         except httptools.HttpParserError:
             self._refuse(self._fault or limits.MALFORMED)
             return
@@ -162,6 +138,18 @@ class Connection(HttpToolsProtocol):
         if fault := self._excess():
             self._refuse(fault)
 
+    def _head_without_offer(self) -> bytes:
+        """The head that was read last, without its header Upgrade."""
+        parser = cast(Any, self.parser)
+        line = b"%s %s HTTP/%s" % (parser.get_method(), self.url, parser.get_http_version().encode())
+        headers = [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+    def _offers(self) -> bool:
+        """Whether the head that was read last asks for another protocol, and so will be read again."""
+        parser = cast(Any, self.parser)
+        return parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
+
     def _excess(self) -> ApiError | None:
         """Why the head that is being read is refused, if it is too large."""
         if len(self.url) > limits.MAX_TARGET:
@@ -172,6 +160,8 @@ class Connection(HttpToolsProtocol):
         return None
 
     def on_headers_complete(self) -> None:
+        if self._offers():
+            return
         self._fault = self._excess()
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             self._fault = limits.TOO_MANY_PIPELINED
@@ -209,6 +199,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers():
+            return
         super().on_message_complete()
         self._in_head = True
         self._complete = self.scope

@@ -341,4 +341,9 @@ async def test_a_request_for_another_protocol_is_answered_in_this_one(client: Fa
     await settled()
     client.send(POST)
     await settled()
-    assert [body["length"] for _, body in client.answers()] == [0, 20]
+    # As Java's HttpClient sends its first request. The body is no request of its own.
+    offering = POST.replace(b"\r\n\r\n", b"\r\n" + upgrade)
+    client.send(offering + offering[:-10])
+    client.send(offering[-10:] + GET)
+    await settled()
+    assert [body["length"] for _, body in client.answers()] == [0, 20, 20, 20, 0]

@@ -21,9 +21,10 @@ from live import PATIENCE, wait_until
 
 from server.http.connection import connection_limits as limits
 from server.http.connection import sockets
-from server.http.connection.connection import Connection, Shared
+from server.http.connection.connection import Connection
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.refusal_log import RefusalLog
+from server.http.connection.shared_limits import Shared
 
 pytestmark = pytest.mark.slow(2)
 
