@@ -38,7 +38,8 @@ from server.terminal.server_client import ServerClient, Unreachable, add_server_
 _BUSY = (429, 503)
 _FOR_GOOD = ("engine_given_up", "api_given_up", "draining")
 """Reasons of a refusal that no waiting changes."""
-_WORTH_ANOTHER_TRY = (408, 425, 429)
+_WORTH_ANOTHER_TRY = (401, 403, 408, 425, 429)
+"""Refusals that say nothing of the request: the first two speak of the key."""
 _TRIES_WITHOUT_ANSWER = 3
 
 

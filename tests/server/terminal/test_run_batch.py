@@ -169,7 +169,8 @@ def test_a_body_stands_in_one_line_whatever_it_is(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(
-    ("status", "final"), [(200, True), (400, True), (404, True), (408, False), (429, False), (500, False)]
+    ("status", "final"),
+    [(200, True), (400, True), (401, False), (404, True), (408, False), (429, False), (500, False)],
 )
 def test_what_is_worth_another_try(status: int, final: bool) -> None:
     assert is_final(answered("id", "a", status, {})) is final
