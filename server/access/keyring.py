@@ -43,7 +43,8 @@ class Access:
         self._by_address = options.fair_between == "addresses"
         self._counters_of = counters_of
         self._secret = secrets.token_bytes(32)
-        plain = (hashlib.sha256(key.encode()).digest() for key in options.api_key)
+        # Headers have no spaces around their values, nor the line's end of a secret's file.
+        plain = (hashlib.sha256(key.strip().encode()).digest() for key in options.api_key)
         self._operators = {self._index(digest): OPERATOR for digest in plain}
         self._callers = self._operators
         self._accounts: dict[str, Account] = {}

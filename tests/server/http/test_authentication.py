@@ -188,7 +188,7 @@ async def test_logits_of_options_are_no_task_that_a_request_may_name_or_get_by_d
 
 async def test_operators_pages_need_an_administrator(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_page, "_describe", lambda app: b"{}")
-    guarded = Guarded(path, entry("alice"), entry("root", admin="true"), plain=["key-plain"])
+    guarded = Guarded(path, entry("alice"), entry("root", admin="true"), plain=["key-plain\n"])
     for page in ("/metrics", "/load", "/openapi.json"):
         assert error_of(await guarded.get("alice", page), 403)["type"] == "PermissionDeniedError"
         for name in ("root", "plain"):
