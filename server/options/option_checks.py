@@ -35,7 +35,9 @@ def check(config: ServerConfig) -> None:
         raise OptionError(
             "--api-server-count 0 goes with --headless: a server needs one API process at least"
         )
-    if "" in config.access.api_key:
+    if not all(name.strip() for name in config.served_model_name):
+        raise OptionError("--served-model-name: an empty name calls nothing; leave it out or give one")
+    if not all(key.strip() for key in config.access.api_key):
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
     check_traces(config.reports.otlp_traces_endpoint)
     try:

@@ -161,6 +161,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--hf-overrides", "{"], "--hf-overrides: '{' is not JSON"),
         (["--hf-overrides", "[]"], "must be a JSON object"),
         (["--api-key", ""], "an empty key protects nothing"),
+        (["--api-key", "\n"], "an empty key protects nothing"),
+        (["--served-model-name", ""], "--served-model-name: an empty name"),
         (["--uds", ""], "--uds: an empty path"),
         (["--ssl-keyfile", "k"], "go together"),
         (["--ssl-ca-certs", "c"], "plain HTTP cannot: give --ssl-certfile and --ssl-keyfile too"),
