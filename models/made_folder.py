@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ def made_once(cache: Path, files: list[Path], code: Path, fill: Callable[[Path],
                 made = Path(aside) / "made"
                 made.mkdir()
                 fill(made)
+                if target.is_dir() and not (target / "config.json").is_file():
+                    shutil.rmtree(target)  # something has removed a part of it
                 with suppress(FileExistsError, OSError):  # another process was faster
                     made.rename(target)
         except OSError as error:

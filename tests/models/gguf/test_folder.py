@@ -63,6 +63,8 @@ def test_a_folder_is_made_once_and_again_when_the_file_has_changed(tmp_path: Pat
     written_at = (first / "tokenizer.json").stat().st_mtime_ns
     assert make_folder(pair.file, cache) == first
     assert (first / "tokenizer.json").stat().st_mtime_ns == written_at
+    (first / "config.json").unlink()  # as whoever clears caches may leave it
+    assert (make_folder(pair.file, cache) / "config.json").is_file()
     os.utime(pair.file, ns=(1, 1))
     assert make_folder(pair.file, cache) != first
     assert {path.name for path in cache.iterdir()} == {first.name, make_folder(pair.file, cache).name}
