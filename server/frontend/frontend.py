@@ -92,7 +92,7 @@ class Frontend:
             await self.client.folder_known.wait()
             self._raise_if_dead()
             self.folder = Path(self.client.folder)
-        else:
+        if not self.config.replicas.here or not self.folder.is_dir():  # in a cache that was cleared since
             self.folder = await asyncio.to_thread(find_folder, self.config)
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
         if reads_bodies and self.config.engine.worker.kv_cache_dir is not None:  # which is for long prompts

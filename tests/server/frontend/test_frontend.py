@@ -92,6 +92,15 @@ async def test_a_model_without_a_name_may_be_called_by_its_path(client: FakeClie
     assert str(folder) not in caught.value.message
 
 
+async def test_a_folder_that_was_removed_since_is_found_again(client: FakeClient, folder: Path) -> None:
+    """Who clears the cache takes what was made of a GGUF file. The engine goes on without it."""
+    frontend = Frontend(parse([str(folder)], {}), client, Metrics("m"))  # pyright: ignore[reportArgumentType]
+    client.locate(folder / "removed")
+    client.become_ready()
+    await frontend.start()
+    assert (frontend.folder, frontend.status) == (folder, READY)
+
+
 async def test_one_request(client: FakeClient, frontend: Frontend) -> None:
     prompt = ids(frontend, "the")
     task = await started(
