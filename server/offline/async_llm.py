@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.protocol import PauseMode
@@ -29,6 +29,8 @@ from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.start_checks import with_ray
 from server.schemas.decisions.openai_decisions import Decision
+
+R = TypeVar("R")
 
 SECONDS_TO_END = 3.0
 """An engine process that has not ended by itself after this time is killed."""
@@ -131,11 +133,7 @@ class AsyncLLM:
         return self._outputs(Asked(request_id, read_prompt(prompt), params, adapter=lora_request))
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[RequestOutput, None]:
-        self._unsent[id(asked)] = asked.name
-        try:
-            [answers] = await open_answers(await self._ready(), [asked])
-        finally:
-            is_wanted = self._unsent.pop(id(asked), None) is not None
+        [answers], is_wanted = await self._read(asked, open_answers)
         with closing(answers.state):
             if not is_wanted:
                 yield answers.builder.abort()
@@ -162,9 +160,22 @@ class AsyncLLM:
         name, read = request_id or uuid.uuid4().hex, read_prompt(prompt)
         [params] = read_params([pooling_params])
         asked = Asked(name, read, params, priority, lora_request, data_parallel_rank)
-        pool_texts = await open_texts(await self._ready(), [asked])
+        pool_texts, is_wanted = await self._read(asked, open_texts)
+        if not is_wanted:
+            raise Unavailable("the request was ended before it was done")
         [output] = await pool_texts()
         yield output
+
+    async def _read(
+        self, asked: Asked, read: Callable[[Frontend, list[Asked]], Awaitable[R]]
+    ) -> tuple[R, bool]:
+        """What `read` makes of a request, and whether that is still wanted: it may be aborted meanwhile."""
+        self._unsent[id(asked)] = asked.name
+        try:
+            found = await read(await self._ready(), [asked])
+        finally:
+            is_wanted = self._unsent.pop(id(asked), None) is not None
+        return found, is_wanted
 
     async def decide(
         self,
@@ -180,7 +191,8 @@ class AsyncLLM:
         return decision
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
+        """Ends requests: generators of answers finish with the reason "abort", and those of `encode` raise
+        Unavailable. Unknown ids are passed over."""
         if self._connection is not None:
             names = {request_id} if isinstance(request_id, str) else set(request_id)
             self._unsent = {key: name for key, name in self._unsent.items() if name not in names}

@@ -168,7 +168,14 @@ async def test_abort_ends_what_is_not_sent_yet(engine: AsyncLLM):
     output = await task
     assert output.finished and len(output.prompt_token_ids) == 2
     assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [("abort", [])] * 2
-    assert [one async for one in slow] == [] and not engine._unsent
+    assert [one async for one in slow] == []
+    pooled = engine.encode("Once upon a time. " * 4096, PoolingParams(truncate_prompt_tokens=2), "slow")
+    task = asyncio.ensure_future(anext(pooled))
+    await asyncio.sleep(0)
+    await engine.abort("slow")
+    with pytest.raises(Unavailable, match="ended before it was done"):
+        await task
+    assert not engine._unsent
     await idle(engine)
 
 
