@@ -308,7 +308,7 @@ class ApiServer:
         host = f"[{host}]" if ":" in host else host
         docs = "" if config.disable_fastapi_docs else " (docs: /docs)"
         scheme = "https" if config.connections.ssl_certfile else "http"
-        return f"{scheme}://{host}:{port}{config.root_path}{docs}"
+        return f"{scheme}://{host}:{port}{docs}"
 
     async def _log_stats(self) -> None:
         before, guessed = (0, 0), None

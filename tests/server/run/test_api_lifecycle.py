@@ -54,6 +54,13 @@ async def test_adapters_that_cannot_be_served_end_the_start_before_the_model_is_
         assert told.startswith("--lora-modules: sql: ") and why in told
 
 
+def test_the_address_that_is_shown_is_the_servers_own() -> None:
+    """The path of --root-path is the proxy's: asked with it, the server itself answers 404."""
+    listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 8000))
+    server = SimpleNamespace(_config=parse(["m", "--root-path", "/llm"], {}), _listener=listener)
+    assert ApiServer._where(cast("Any", server)) == "http://127.0.0.1:8000 (docs: /docs)"
+
+
 @pytest.mark.parametrize(
     ("running", "named"), [(1, "1 running request"), (2, "2 running requests"), (0, None)]
 )
