@@ -28,7 +28,9 @@ _PIECE = 1 << 18
 """Bytes of a form that are given at once."""
 
 _BOUNDARY = re.compile(r'boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-_PARAMETER = re.compile(rb'\b(name|filename)="([^"\r\n]*)"', re.IGNORECASE)
+_DISPOSITION = re.compile(rb"^content-disposition:.*$", re.IGNORECASE | re.MULTILINE)
+_PARAMETER = re.compile(rb';\s*(name|filename)=(?:"((?:\\.|[^"\\])*)"|([^\s;"]+))', re.IGNORECASE)
+"""A parameter, between quotes or, as .NET writes it, without."""
 
 
 class FormReader:
@@ -131,7 +133,12 @@ class FormReader:
         if end < 0:
             return False
         head = bytes(self._left[:end])
-        given = {name.lower(): value.decode("utf-8", "replace") for name, value in _PARAMETER.findall(head)}
+        found = _DISPOSITION.search(head)
+        parameters = _PARAMETER.findall(found[0]) if found else []
+        given = {
+            name.lower(): (quoted.replace(b'\\"', b'"') or plain).decode("utf-8", "replace")
+            for name, quoted, plain in parameters
+        }
         if b"name" not in given:
             raise BadRequest("A part of the form has no name.")
         self._part = given[b"name"]

@@ -48,6 +48,21 @@ def test_a_file_is_read_however_it_is_cut(content: bytes, cuts: list[int]) -> No
 
 
 @pytest.mark.parametrize(
+    ("head", "filename"),
+    [
+        ("Content-Disposition: form-data; name=file; filename=a; filename*=utf-8''a", "a"),  # .NET
+        ('content-disposition:form-data;name="file";filename="C:\\d\\a;.wav"', "C:\\d\\a;.wav"),
+        (r'Content-Disposition: form-data; filename="a\"; name=b"; name="file"', 'a"; name=b'),
+        ('Content-Disposition: form-data; name="file"\r\nContent-Type: a/b; name="x"', ""),
+    ],
+)
+def test_names_are_found_however_they_are_written(head: str, filename: str) -> None:
+    reader = FormReader(TYPE)
+    assert reader.push(f"--xx\r\n{head}\r\n\r\nabc\r\n--xx--\r\n".encode()) == b"abc"
+    assert reader.filename == filename
+
+
+@pytest.mark.parametrize(
     ("body", "reason"),
     [
         (form(b"abc").replace(b"--xx", b"--yy"), "ends before its last boundary"),
