@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -105,6 +106,8 @@ class TemporaryPath:
         except FileNotFoundError as error:  # Python has looked for a folder, and could write to none
             raise OSError(errno.ENOSPC, "no folder for temporary files can be written") from error
         self.file = os.fdopen(descriptor, "w+b")
+        # By itself, too, for a task that is cancelled while a thread makes this does not enter it.
+        self._remove = weakref.finalize(self, _remove, self.path)
 
     def __enter__(self) -> TemporaryPath:
         return self
@@ -112,10 +115,14 @@ class TemporaryPath:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):
-            os.unlink(self.path)
+        self._remove()
         with suppress(OSError):  # a full disk refuses what is left in the buffer once more
             self.file.close()
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
 
 
 class Recording:

@@ -1,6 +1,7 @@
 """Recordings that another process reads: their features, what ends it, and that nothing of them is left."""
 
 import asyncio
+import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -54,6 +55,14 @@ async def test_pieces_are_the_features_of_the_whole(tmp_path: Path, monkeypatch:
         assert (recordings.held, os.listdir(tmp_path)) == (0, [])
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+
+
+def test_a_file_that_nobody_enters_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves while a thread makes it has its request cancelled before."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    TemporaryPath().file.close()
+    gc.collect()
+    assert os.listdir(tmp_path) == []
 
 
 async def test_the_next_recording_is_read_after_one_that_cannot_be() -> None:
