@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Protocol
 
-from engine_core.protocol import AddRequest, Thinking
+from engine_core.protocol import Thinking
 from worker.protocol import Bound
 
 
@@ -169,13 +169,3 @@ def allows(bound: Bound | None, token: int) -> bool:
         at = token // 8
         return at < len(bound.data) and bool(bound.data[at] >> token % 8 & 1)
     return (token in array("i", bound.data)) == (bound.form == "allowed")
-
-
-def catch_up(matcher: TokenMatcher, request: AddRequest) -> str | None:
-    """Take what another engine has emitted of an answer; returns the reason if it cannot go on."""
-    try:
-        for token in request.tokens[request.prompt_len or len(request.tokens) :]:
-            matcher.take(token)
-    except GrammarError as error:
-        return str(error)
-    return "the answer is complete, and nothing can follow it" if matcher.complete else None

@@ -44,8 +44,8 @@ class Feature:
     def enter(self, seq: Sequence) -> None:
         """Take note of a new sequence, before it waits."""
 
-    def forecast(self, seq: Sequence, now: float) -> Failed | None:
-        """Refuse a sequence, whose wait is forecast now, by its last answer."""
+    def forecast(self, seq: Sequence, now: float) -> Tokens | Failed | None:
+        """Refuse or end a sequence, whose wait is forecast now, by its last answer."""
 
     def leave(self, seq: Sequence) -> None:
         """Forget a sequence that has ended, in whatever way."""
@@ -200,7 +200,7 @@ class Arrival(NamedTuple):
     refuse: tuple[Callable[[AddRequest], str | None], ...]
     lacks_room: tuple[Callable[[AddRequest], str | None], ...]
     enter: tuple[Callable[[Sequence], None], ...]
-    forecast: tuple[Callable[[Sequence, float], Failed | None], ...]
+    forecast: tuple[Callable[[Sequence, float], Tokens | Failed | None], ...]
 
 
 _P = ParamSpec("_P")

@@ -74,7 +74,11 @@ def _bad_length(add: AddRequest, facts: WorkerFacts) -> str | None:
         return (
             f"the text has {count} tokens, and at most {longest} fit: shorten it" if count > longest else None
         )
-    if add.prompt_len and not 0 < add.prompt_len < count < token_limit(add, facts):
+    if add.prompt_len:
+        # One with a grammar may have all its tokens, and not be told yet whether the last completes it.
+        most = token_limit(add, facts) - (add.grammar is None)
+        if 0 < add.prompt_len < count <= most:
+            return None
         return f"{add.prompt_len} of {count} tokens cannot be the prompt of an answer that goes on"
     if count >= longest:
         return (

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
-from engine_core.protocol import AddRequest, Admitted, Failed, OutputsByClient
+from engine_core.protocol import AddRequest, Admitted, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager, Prefix
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.first_token_forecast import Slots
@@ -92,8 +92,9 @@ class Scheduler:
 
     # Requests come and go.
 
-    def add(self, client: int, request: AddRequest, now: float) -> Admitted | Failed | None:
-        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
+    def add(self, client: int, request: AddRequest, now: float) -> Admitted | Tokens | Failed | None:
+        """Take a request in, or return its last answer: why it cannot be taken in, or that it has all its
+        tokens. If it will wait for long, returns for how long."""
         if refused := self.refusal(client, request):
             return refused
         key, facts, hooks = (client, request.id), self._facts, self.hooks.at_arrival(request)
@@ -112,9 +113,9 @@ class Scheduler:
         else:
             seq.record.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
         for forecast in hooks.forecast:
-            if failed := forecast(seq, now):
+            if last := forecast(seq, now):
                 self.end(seq)
-                return failed
+                return last
         if seq.record.expected is not None and request.streams and seq.record.expected >= _WORTH_SAYING:
             return Admitted(request.id, seq.record.expected)
         return None

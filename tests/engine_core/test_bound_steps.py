@@ -13,7 +13,7 @@ from scripted_speculator import ScriptedGuesser, use
 from toy_language import Language, ToyMatcher
 from untimed import untimed
 
-from engine_core.protocol import AddRequest, Failed, Tokens
+from engine_core.protocol import AddRequest, Grammar, Tokens
 from worker.protocol import Sampling
 
 languages = st.one_of(
@@ -149,13 +149,19 @@ def test_a_complete_text_stops_without_another_token() -> None:
     assert len(executor.submitted) == len(life.text(0)) < 30
 
 
-def test_an_answer_that_was_complete_is_not_taken_up_again() -> None:
-    life = Life.of(BoundExecutor(facts()))
-    language = Language(shortest=1)
-    whole = language.reference([1], 30)
-    life.engine.intake.add(
-        0, AddRequest(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language)
-    )
-    life.collect(life.engine.intake.take_outputs())
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("shortest", "finish"), [(1, "stop"), (50, "length")])
+def test_an_answer_that_has_all_its_tokens_is_ended_by_the_engine_that_takes_it_over(
+    shortest: int, finish: str, late: bool
+) -> None:
+    life = Life.of(BoundExecutor(facts(max_model_len=21)))
+    language = Language(shortest=shortest)
+    whole = language.reference([1], 20)
+    matcher = ToyMatcher(language, slow=frozenset({len(whole)} if late else ()))
+    grammar = Grammar("regex", ".*")
+    request = AddRequest(0, [1, *whole], Sampling(max_tokens=20), prompt_len=1, grammar=grammar)
+    life.engine.intake.add(0, request, matcher)
+    life.run()
     [answer] = life.answers[0]
-    assert isinstance(answer, Failed) and answer.code == 400
+    assert isinstance(answer, Tokens) and (answer.tokens, answer.finish) == ([], finish)
+    assert not life.executor.submitted

@@ -47,7 +47,7 @@ def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> 
 
 def add_to(
     scheduler: Scheduler, client: int, request: AddRequest, now: float, matcher: TokenMatcher | None = None
-) -> Admitted | Failed | None:
+) -> Admitted | Tokens | Failed | None:
     """Add a request whose answer this matcher follows, if there is one."""
     if matcher is None:
         return scheduler.add(client, request, now)

@@ -11,7 +11,7 @@ import time
 from math import inf
 
 from engine_core.grammar.draft_bounds import count_fitting, find_bounds
-from engine_core.grammar.matcher import GrammarError, ThinkingMatcher, TokenMatcher, catch_up
+from engine_core.grammar.matcher import GrammarError, ThinkingMatcher, TokenMatcher
 from engine_core.protocol import AddRequest, Admitted, Failed, Finish, OutputsByClient, Tokens
 from engine_core.scheduling.feature import Feature, Taken
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
@@ -41,7 +41,7 @@ class AnswerBounds(Feature):
 
     def add(
         self, client: int, request: AddRequest, now: float, matcher: TokenMatcher
-    ) -> Admitted | Failed | None:
+    ) -> Admitted | Tokens | Failed | None:
         """Add a request to the core whose answer a matcher follows."""
         self._coming = matcher
         self._core.hooks.wake(self)  # though only the matcher may tell that it follows the answer
@@ -72,11 +72,20 @@ class AnswerBounds(Feature):
             self.matchers[seq], seq.is_followed = matcher, True
             self._core.hooks.wake(self)
 
-    def forecast(self, seq: Sequence, now: float) -> Failed | None:
-        """Follow what another engine has emitted of an answer, which may be impossible."""
-        if not seq.is_followed or (reason := catch_up(self.matchers[seq], seq.request)) is None:
+    def forecast(self, seq: Sequence, now: float) -> Tokens | Failed | None:
+        """Follow what another engine has emitted of an answer, which may be impossible, or at its end."""
+        if not seq.is_followed:
             return None
-        return Failed(id=seq.id, code=400, message=reason)
+        matcher = self.matchers[seq]
+        try:
+            for token in seq.tokens[seq.prompt_len :]:
+                matcher.take(token)
+        except GrammarError as error:
+            return Failed(id=seq.id, code=400, message=str(error))
+        if matcher.late:
+            self._sit_out(seq)
+            return None
+        return self._last_answer(seq, now) if seq.resumed else None
 
     def leave(self, seq: Sequence) -> None:
         if seq.is_followed:
@@ -191,9 +200,7 @@ class AnswerBounds(Feature):
             try:
                 if not matcher.settle(seconds):
                     continue
-                finish = "stop" if matcher.complete else "length" if len(seq.tokens) >= seq.limit else None
-                if finish is not None:
-                    answer = self._core.results.report(seq, Tokens(seq.id, [], finish=finish), now)
+                answer = self._last_answer(seq, now)
             except GrammarError as error:
                 answer = Failed(id=seq.id, code=400, message=str(error))
             del self._late[seq]
@@ -203,3 +210,10 @@ class AnswerBounds(Feature):
             elif resumes:
                 self._core.paused.take_out([seq])
         return outputs
+
+    def _last_answer(self, seq: Sequence, now: float) -> Tokens | None:
+        """The end of an answer that has all its tokens, though nobody was told that the last is the last."""
+        finish = "stop" if self.matchers[seq].complete else "length" if seq.left <= 0 else None
+        if finish is None:
+            return None
+        return self._core.results.report(seq, Tokens(seq.id, [], finish=finish), now)
