@@ -113,6 +113,20 @@ def test_who_is_late_sits_steps_out_and_others_go_on() -> None:
     life.check(set())
 
 
+def test_who_is_paused_while_it_is_late_stands_still_until_it_is_resumed() -> None:
+    life = Life.of(BoundExecutor(facts()))
+    life.add(AddRequest(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50), frozenset({1}))
+    while 0 not in life.matchers or not life.matchers[0].late:
+        life.step(wait=False)
+    life.engine.pause(0, [0])
+    for _ in range(20):
+        life.step(wait=False)
+    assert not life.matchers[0].late and len(life.text(0)) == 1 and life.engine.idle
+    life.engine.pause(0, [0], paused=False)
+    life.run()
+    life.check(set())
+
+
 def test_who_leaves_while_it_is_late_leaves_nothing() -> None:
     life = Life.of(BoundExecutor(facts()))
     life.add(AddRequest(0, [3, 4], Sampling(max_tokens=9)), Language(width=20, shortest=50), frozenset({1}))
@@ -161,6 +175,7 @@ def test_an_answer_that_has_all_its_tokens_is_ended_by_the_engine_that_takes_it_
     grammar = Grammar("regex", ".*")
     request = AddRequest(0, [1, *whole], Sampling(max_tokens=20), prompt_len=1, grammar=grammar)
     life.engine.intake.add(0, request, matcher)
+    life.engine.pause(0, [0], paused=False)  # as if its reader had just gone on
     life.run()
     [answer] = life.answers[0]
     assert isinstance(answer, Tokens) and (answer.tokens, answer.finish) == ([], finish)

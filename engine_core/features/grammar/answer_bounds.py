@@ -36,8 +36,8 @@ class AnswerBounds(Feature):
         self.matchers: dict[Sequence, TokenMatcher] = {}
         self._counted: dict[Sequence, int] = {}
         """How many tokens of the row with guesses may count that is sampled next: those that have bounds."""
-        self._late: dict[Sequence, bool] = {}
-        """The sequences that sit steps out, and whether each goes on by itself: nobody had paused it."""
+        self._late = core.paused.held
+        """The sequences that sit steps out."""
 
     def add(
         self, client: int, request: AddRequest, now: float, matcher: TokenMatcher
@@ -175,8 +175,9 @@ class AnswerBounds(Feature):
     def _sit_out(self, seq: Sequence) -> None:
         """Leave a sequence out of steps, and drop what steps in flight bring for it. One that runs apart is
         computed again instead, because nobody else runs meanwhile."""
-        self._late[seq] = self._late.get(seq, False) or not seq.paused
+        resumes = self._late.pop(seq, not seq.paused)
         self._core.paused.pause([seq.key])
+        self._late[seq] = resumes
         if seq.place is Place.RUNNING:
             self._core.preempt(seq)
 

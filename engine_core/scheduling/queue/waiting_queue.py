@@ -179,11 +179,16 @@ class PausedSequences(set[Sequence]):
         super().__init__()
         self._live = live
         self._waiting, self._hooks = waiting, hooks
+        self.held: dict[Sequence, bool] = {}
+        """The sequences that a feature keeps out of steps, and whether each goes on by itself afterwards: its
+        reader keeps up."""
 
     def pause(self, keys: Iterable[Key]) -> None:
         """Leave these out of steps until `resume`, but for those that have ended, or may not stand still."""
         for key in keys:
             seq = self._live.get(key)
+            if seq in self.held:
+                self.held[seq] = False
             if seq is None or seq.paused or not all(may(seq) for may in self._hooks.may_pause):
                 continue
             seq.paused = True
@@ -192,7 +197,9 @@ class PausedSequences(set[Sequence]):
                 self._waiting.remove(seq)
 
     def resume(self, keys: Iterable[Key]) -> None:
-        self.take_out([self._live[key] for key in keys if key in self._live])
+        seqs = [self._live[key] for key in keys if key in self._live]
+        self.held.update((seq, True) for seq in seqs if seq in self.held)
+        self.take_out(seq for seq in seqs if seq not in self.held)
 
     def take_out(self, seqs: Iterable[Sequence]) -> None:
         """Let sequences go on, if they were paused."""
