@@ -31,7 +31,7 @@ from engine_core.load_engine import ModelLoader, ReportProgress, make_steps_in_f
 from engine_core.protocol import AddRequest, Failed, OutputsByClient, PauseMode, Ready
 from engine_core.scheduling.planned_step import PlannedStep
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import Key, as_request
+from engine_core.scheduling.sequence import Key
 from worker.calls.messages import COMPARE_WEIGHTS
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -145,10 +145,7 @@ class Engine:
         """Compute with the weights of a folder from now on. The requests that are here go on from the tokens
         that they have. Raises an error if the weights are those from before."""
         load, before = self.find_weights(folder), self._load
-        scheduler = self._scheduler
-        live = list(scheduler.live.values())
-        for seq in live:
-            scheduler.end(seq)
+        live = self.intake.take_back()
         self._stop_executor()
         try:
             self._reload(load)
@@ -159,9 +156,7 @@ class Engine:
             raise
         finally:
             self._failed = self._blocked = False
-            for seq in live:
-                self.intake.add(seq.key[0], as_request(seq))
-                self.pause(seq.key[0], [seq.id], paused=seq.paused)
+            self.intake.add_again(live)
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""

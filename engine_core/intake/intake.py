@@ -17,6 +17,7 @@ from engine_core.grammar.matcher import TokenMatcher
 from engine_core.intake.static_queries import StaticQueries
 from engine_core.protocol import AddRequest, Failed, Grammar, OutputsByClient, Pooled, Ready, Spelling, Tokens
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import Sequence, as_request
 
 
 class Intake:
@@ -126,6 +127,25 @@ class Intake:
             self._add_compiled(client, request, matcher)
         elif refused := self._compile(client, request, request.grammar):
             self.answer(client, refused)
+
+    def take_back(self) -> list[Sequence]:
+        """Take all sequences from the scheduler; what they use stays known until they are added again."""
+        live = list(self._scheduler.live.values())
+        for seq in live:
+            if self.adapters is not None and seq.request.adapter:
+                self.adapters.begin(seq.request.adapter)
+            self._scheduler.end(seq)
+        return live
+
+    def add_again(self, live: list[Sequence]) -> None:
+        """Have sequences that were taken back go on from the tokens that they have."""
+        for seq in live:
+            self.add(seq.key[0], as_request(seq))
+            if seq.paused:
+                self.set_paused([seq.key], paused=True)
+                self._scheduler.paused.pause([seq.key])
+            if self.adapters is not None and seq.request.adapter:
+                self.adapters.end(seq.request.adapter)
 
     def answer(self, client: int, answer: Failed | Tokens | Pooled) -> None:
         self.outputs.setdefault(client, []).append(answer)

@@ -206,6 +206,24 @@ def test_unloading_lets_requests_finish(bench: Callable[..., Bench]) -> None:
     one.table.drop("a")
 
 
+def test_who_uses_an_unloaded_adapter_goes_on_behind_other_weights(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bench()
+    a = one.adapter("a", 1)
+    one.load(a)
+    one.add(1, a)
+    one.step()
+    one.table.drop("a")
+    monkeypatch.setattr(Engine, "find_weights", lambda engine, folder: engine._load)  # they fit
+    one.engine.update_weights("other")
+    one.run()
+    assert one.text(1) == adapted_reference(PROMPT, 4, 1)
+    one.add(2, a)
+    one.run()
+    assert isinstance(one.told[2][0], Failed)
+
+
 def test_steps_have_few_adapters_and_nobody_starves(bench: Callable[..., Bench]) -> None:
     one = bench(max_loras=2, max_cpu_loras=8)
     adapters = [one.adapter(str(shift), shift) for shift in range(1, 6)]
