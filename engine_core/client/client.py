@@ -301,6 +301,8 @@ class EngineClient:
                 replica.stats = answer
             case protocol.Progress(folder=folder):
                 replica.note_progress(answer)
+                if answer.phase == "asleep":
+                    self.orders.note_asleep(number)
                 self.orders.notice()
                 if folder and replica.number in self._table.layout.local:
                     self.folder = folder

@@ -27,6 +27,10 @@ class OperatorCommands:
         """Whether an engine sleeps. Requests are refused then, whatever the others do."""
         self.paused = False
         """Whether engines shall plan no steps, as was ordered here, or as one of them has told since."""
+        self._sleep = protocol.Sleep(1)
+        """The last order to sleep."""
+        self._awake: set[int] = set()
+        """The engines that have yet to tell that they sleep since then, unless they have been woken."""
         self._changing: set[int] = set()
         """The engines that have yet to tell that they have paused, or gone on."""
         self._updating = asyncio.Lock()
@@ -69,12 +73,19 @@ class OperatorCommands:
         self.notice()
 
     def welcome(self, number: int, weights: str) -> None:
-        """Have an engine that has come, or come back, use the weights of others, and pause if these do."""
+        """Have an engine that has come, or come back, use the weights of others, and pause if these do, or
+        sleep if it was told to."""
         self.weights = weights or self.weights
         if self.weights and not weights:
             self._notify(number, protocol.UpdateWeights(self.weights, "catch_up"))
         if self.paused:
             self._notify(number, protocol.PauseAll("keep"))
+        if number in self._awake:
+            self._notify(number, self._sleep)
+
+    def note_asleep(self, number: int) -> None:
+        """Take note that an engine sleeps."""
+        self._awake.discard(number)
 
     async def update_weights(self, folder: str, *, abort: bool = False) -> None:
         """Have all engines compute with the weights of a folder, once all have said that these fit.
@@ -125,14 +136,17 @@ class OperatorCommands:
         They refuse requests at once, and first finish those that they have, or `abort` them.
         """
         self._table.forget_prefixes()
-        self.tell(protocol.Sleep(level, abort))
-        await self.until(lambda one: one.asleep)
+        self._sleep, self._awake = protocol.Sleep(level, abort), set(self._table.replicas)
+        self.tell(self._sleep)
+        await self.until(lambda one: one.number not in self._awake)
+        self._awake.clear()
 
     async def wake(self) -> str:
         """Have all engines load the model again; -> why one of them cannot, or an empty text."""
         for one in self._table.replicas.values():
             if one.asleep:
                 one.progress = protocol.Progress("start", 0.0)  # or an earlier failure would count
+        self._awake.clear()
         self.tell(protocol.Sleep(0))
         await self.until(lambda one: not one.asleep or one.progress.phase == "asleep")
         return next((one.progress.detail for one in self._table.replicas.values() if one.asleep), "")

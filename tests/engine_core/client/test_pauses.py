@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted_engine import PARAMS, Two
+from scripted_engine import PARAMS, READY, Two
 
 from engine_core.client import dispatcher
-from engine_core.protocol import AddRequest, AskStanding, Outputs, Pause, Resume, Standing
+from engine_core.protocol import AddRequest, AskStanding, Outputs, Pause, Progress, Resume, Sleep, Standing
 
 
 async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
@@ -23,6 +23,34 @@ async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
     client.pause([])
     client.submit([3], PARAMS)
     assert [type(request) for request in await second.received(1)] == [AddRequest]
+
+
+async def test_an_engine_that_comes_back_before_it_slept_is_told_again(two: Two) -> None:
+    client, first, second, both = two
+    asleep = asyncio.create_task(client.orders.sleep(1))
+    assert await first.received(1) == await second.received(1) == [Sleep(1)]
+    both.end(first)
+    await both.until(lambda: both.state(0) != "works")
+    first = await both.start(0)
+    second.send(Progress("asleep", 1.0))
+    assert await first.received(1) == [Sleep(1)] and not asleep.done()
+    first.send(Progress("asleep", 1.0))
+    await asyncio.wait_for(asleep, 20)
+
+
+async def test_who_waits_for_sleep_does_not_wait_for_engines_that_were_woken_meanwhile(two: Two) -> None:
+    client, first, second, both = two
+    asleep = asyncio.create_task(client.orders.sleep(1))
+    assert await first.received(1) == await second.received(1) == [Sleep(1)]
+    first.send(Progress("asleep", 1.0))
+    await both.until(lambda: client.orders.asleep)
+    woken = asyncio.create_task(client.orders.wake())
+    assert await first.received(1) == await second.received(1) == [Sleep(0)]
+    first.send(READY)
+    await both.until(lambda: not client.orders.asleep)
+    second.send(Progress("asleep", 1.0), READY)  # it had requests
+    assert await asyncio.wait_for(woken, 20) == ""
+    await asyncio.wait_for(asleep, 20)
 
 
 async def test_an_engine_says_how_far_a_request_has_come(two: Two) -> None:
