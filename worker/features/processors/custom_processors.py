@@ -125,7 +125,8 @@ class Processors(Feature):
     def apply(self, logits: Tensor, slots: Sequence[int], last_tokens: Tensor) -> dict[int, str]:
         """Change logits [R, V] in place -> row: why its request cannot go on, which samples nothing.
 
-        `last_tokens` [R]: the token before each row. What is forbidden stays so.
+        `last_tokens` [R]: the token before each row. What is forbidden stays so; where processors forbid all
+        that is left, the row stays as it was.
         """
         rows: dict[_Request, int] = {}
         for row, (slot, token) in enumerate(zip(slots, last_tokens.tolist(), strict=True)):
@@ -138,10 +139,11 @@ class Processors(Feature):
         update = self._arrange([request for request in rows if not request.refused])
         order = [rows[request] for request in self._batch]
         if order:
-            forbidden = logits == -torch.inf
-            changed, broken = self._process(logits[order], update)
-            logits[order] = changed
-            logits.masked_fill_(forbidden, -torch.inf)
+            before = logits[order]
+            changed, broken = self._process(before, update)
+            allowed = changed.masked_fill(before == -torch.inf, -torch.inf)
+            nothing = (allowed == -torch.inf).all(1, keepdim=True)
+            logits[order] = torch.where(nothing, before, allowed)
             failed |= {order[place]: why for place, why in broken.items()}
         for row in failed:
             logits[row] = torch.nan

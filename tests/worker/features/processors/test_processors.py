@@ -66,12 +66,14 @@ def test_batches_hold_what_is_right_for_every_row(steps: list[set[int]], random:
         assert chosen(step(processors, *order)[0]) == [slot % 6 for slot in order]
 
 
-def test_what_is_forbidden_stays_so() -> None:
+def test_what_is_forbidden_stays_so_and_wins_where_nothing_else_is_left() -> None:
     processors = open_processors("OneToken")
     admit(processors, 0, [1, 2, 3], target_token=4)
-    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, -torch.inf, 5.0]])
-    assert processors.apply(logits, [0], torch.tensor([3])) == {}
-    assert logits.isneginf().all()
+    admit(processors, 1, [1, 2, 3], target_token=5)
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, -torch.inf, 5.0]]).repeat(2, 1)
+    assert processors.apply(logits, [0, 1], torch.tensor([3, 3])) == {}
+    assert logits[0].tolist() == [0.0, 1.0, 2.0, 3.0, -torch.inf, 5.0]
+    assert logits[1].tolist() == [*[-torch.inf] * 5, 5.0]
 
 
 def test_one_that_breaks_harms_its_own_request() -> None:
