@@ -296,7 +296,7 @@ class Engine:
         self.refusal = "the engine is shutting down", ""
 
     def reset_prefix_cache(self) -> None:
-        self._scheduler.cache.reset_prefixes()
+        self._scheduler.cache.reset_prefixes(self._scheduler.running)
         for forget_prefixes in self._scheduler.hooks.forget_prefixes:
             forget_prefixes()
 

@@ -6,6 +6,7 @@ Cache blocks are found under hashes: of a block's tokens, and of all tokens befo
 from __future__ import annotations
 
 import hashlib
+import secrets
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -197,6 +198,11 @@ class Sequence:
         parent = self.block_hash(at // block_size - 1, block_size) if at else root_hash(self.request.salt)
         marks = [*self._marks(at, length), (b"end", length - at)]  # so it is that of no full block
         return chain_hash(parent, self.tokens[at:length], marks)
+
+    def seclude(self) -> None:
+        """Let nobody find what is published of it from now on."""
+        self.request = replace(self.request, salt=f"{self.request.salt} {secrets.token_hex()}")
+        self.hashes = []
 
     def _marks(self, at: int, stop: int) -> list[tuple[bytes, int]]:
         """The marks within these positions, counted from the first one."""

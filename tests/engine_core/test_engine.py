@@ -130,6 +130,21 @@ def test_the_prefix_cache_can_be_emptied(engine: Engine) -> None:
     assert cached == [0, 16, 0]
 
 
+def test_what_runs_while_the_cache_is_emptied_is_found_by_nobody(engine: Engine) -> None:
+    prompt = list(range(3, 22))
+    answer = reference(prompt, 12)
+    engine.add(0, add(0, prompt, max_tokens=12))
+    for _ in range(4):
+        engine.step()
+    engine.reset_prefix_cache()  # the weights are others now, perhaps
+    assert answer[-1:] == text(run(engine)[0, 0])[-1:]
+    engine.add(0, add(1, prompt))
+    run(engine)
+    engine.add(0, add(2, [*prompt, *answer, 1]))
+    first = run(engine)[0, 2][0]
+    assert isinstance(first, Tokens) and first.cached == 20, "what the second request has computed"
+
+
 class Compiling(FakeExecutor):
     """Its worker has compiled three kernels when it is ready, and one more with the first step."""
 

@@ -298,6 +298,10 @@ class MediaItems(Feature):
         self._held.clear()
         self._begun = None
 
+    def forget_prefixes(self) -> None:
+        for hash in list(self._held):
+            self._drop(hash)
+
     def finish(self, step: StepBuilder) -> None:
         """Tell the worker what the step encodes, and what it forgets, which is told once."""
         if self.encode or self.partly or self.forget:

@@ -225,6 +225,10 @@ class SourceBlocks(Feature):
         self._drop_begun()
         self.pool.withdraw_all()
 
+    def forget_prefixes(self) -> None:
+        self._drop_begun()
+        self.pool.withdraw_all()
+
     def _publish(self, add: AddRequest, source: Source, blocks: list[int]) -> None:
         for block, name in zip(blocks, self._names(add, source), strict=True):
             self.pool.publish(block, name)

@@ -19,7 +19,7 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from itertools import chain
 from typing import NamedTuple
 
@@ -209,9 +209,11 @@ class CacheManager:
         blocks = [*chain(*zip(*tables, strict=True))]
         return [block for block in blocks if block != self._scratch] if self._windows else blocks
 
-    def reset_prefixes(self) -> None:
-        """Forget all cached prefixes."""
+    def reset_prefixes(self, running: Iterable[Sequence] = ()) -> None:
+        """Forget all cached prefixes, and what these sequences compute behind them."""
         self.pool.withdraw_all()
+        for seq in running:
+            seq.seclude()
 
     @property
     def block_size(self) -> int:

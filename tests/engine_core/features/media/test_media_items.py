@@ -77,6 +77,9 @@ def test_an_item_is_encoded_once_for_all_choices_and_for_later_requests() -> Non
     made.serve(asks(9, DOG, CAT))
     stats = made.scheduler.stats(made.now)
     assert (stats.media_encoded, stats.media_reused, stats.media_embeddings) == (2, 7, 8)
+    made.media.forget_prefixes()  # another encoder may come
+    made.serve(asks(10, CAT))
+    assert (made.media.encoded, made.media.embeddings) == (3, 4)
     assert right(made, *choices)
 
 

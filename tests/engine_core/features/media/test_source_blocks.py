@@ -57,6 +57,10 @@ def test_equal_sources_are_encoded_once_and_share_their_blocks() -> None:
     bench.serve(add(10, [5, 6], source=source("a"), salt="another"))
     assert bench.worker.sources.encoded == 2, "what others have sent is not found by another salt"
     assert not bench.sources.bytes
+    bench.sources.forget_prefixes()
+    bench.serve(add(11, [5, 6], source=source("a"), salt="another"))
+    assert bench.worker.sources.encoded == 3, "the weights of the encoder may be others"
+    assert bench.text(11) == bench.text(10)
 
 
 def test_prompts_of_different_sources_share_no_prefix() -> None:
