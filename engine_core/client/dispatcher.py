@@ -263,6 +263,9 @@ class Dispatcher:
         except RequestTooLarge as error:
             for one in requests:
                 self._fail(one, 400, str(error))
+        except (TypeError, ValueError, OverflowError) as error:  # programs may give any number
+            for one in requests:
+                self._fail(one, 400, f"the request cannot be sent: {error}")
         except Unreachable as error:
             _log.warning("replica %d: %s", number, error)
             for one in requests:

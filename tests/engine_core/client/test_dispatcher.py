@@ -111,6 +111,13 @@ async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
     assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, AddRequest]
 
 
+async def test_a_request_that_cannot_be_written_fails_and_leaves_nothing(two: Two) -> None:
+    client, *_ = two
+    failed = await next_of(client.submit([1], PARAMS, priority=1 << 70))
+    assert isinstance(failed, Failed) and failed.code == 400 and "cannot be sent" in failed.message
+    assert not client.open_streams and not any(one.requests for one in client.replicas)
+
+
 async def test_a_replica_can_be_named(two: Two) -> None:
     client, _, second, _ = two
     for _ in range(3):
