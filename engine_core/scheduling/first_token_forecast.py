@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from math import log
+from math import inf, log
+from operator import attrgetter
 
 from engine_core.engine_stats import Rates, expected_length
 from engine_core.scheduling.planned_step import PlannedStep
@@ -26,6 +27,10 @@ _AT_A_TIME = 8
 """A long queue is forecast in parts, of an eighth of what is left of it each."""
 _USUAL_PROMPT = 1024
 """The length of a prompt for which rates are told: a token of a longer one takes a little longer."""
+
+
+_MUCH = 2
+"""A prompt overtakes one that has so many times as many tokens to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,10 @@ class AnswerLengths:
 class FirstTokenForecast:
     """Counts what waits for the engine, and says how long it will. All times are in seconds."""
 
-    def __init__(self, step_time: StepTime, bound: StepTimeLimit, *, causal: bool) -> None:
+    def __init__(self, step_time: StepTime, bound: StepTimeLimit, *, causal: bool, overtakes: bool) -> None:
+        """`overtakes`: whether prompts overtake those that take much longer."""
         self._step_time, self._bound, self._causal = step_time, bound, causal
+        self._overtakes = overtakes
         self._backlog = Backlog()
         self._lengths = AnswerLengths()
         self.prompts: dict[Sequence, float] = {}
@@ -74,6 +81,7 @@ class FirstTokenForecast:
 
     def enter(self, seq: Sequence, cached: int) -> None:
         """Count a sequence that waits, and whose prompt begins with so many cached tokens."""
+        seq.expected_cached = cached
         count = len(seq.tokens) - cached
         reads = count * cached + count * count // 2 if self._causal else count * count
         seconds = self._step_time.tokens(count, reads) + self._step_time.sample * (not seq.pools)
@@ -87,6 +95,18 @@ class FirstTokenForecast:
         if not seq.pools:
             for backlog in (self._backlog, seq.owner.backlog):
                 backlog.add_answer(seq.left, may_stop=seq.may_stop, sign=sign)
+
+    def much_shorter(self, seq: Sequence) -> list[Sequence]:
+        """The prompts of its owner that take half of what its own takes, or less, the shortest first.
+
+        None overtakes an answer that goes on, nor what features hold.
+        """
+        if seq.record.first_token is not None or seq.is_held:
+            return []
+        most = seq.unread / _MUCH
+        found = [other for other in self.prompts if other.unread <= most and _overtakes(other, seq)]
+        found.sort(key=attrgetter("unread"))
+        return found
 
     def plan(self, planned: PlannedStep) -> None:
         """Count no more what a step that is planned computes of prompts."""
@@ -112,7 +132,7 @@ class FirstTokenForecast:
     def expected(self, work_class: WorkClass, slots: Slots | None, own: Sequence | None = None) -> float:
         """Tell when `own` has its first answer, from the end of steps in flight; without it, when all have
         that wait in a class. Without `slots` they need none."""
-        every, least = self._step_time.step + self.decoding, 0.0
+        every, least, ahead = self._step_time.step + self.decoding, 0.0, inf
         prompts = list(self._backlog.prompts)
         if own is not None and own.owner.part < 1:
             ahead = own.owner.backlog.prompts[work_class]
@@ -120,16 +140,23 @@ class FirstTokenForecast:
         if slots is not None and slots.short > 0:
             every = max(every, self._full_step(slots.usable))
             least = self._steps_until_slot(slots, own)
+        elif own is not None and self._overtakes and work_class is WorkClass.FIRST_TOKEN:
+            ahead = self._at_half_speed(own)
         if slots is not None and own is not None and own.owner.is_held_back:
             least = max(least, self._steps_until_turn(slots, own))
-        return self._seconds_until(work_class, prompts, every, least)
+        return self._seconds_until(work_class, prompts, ahead, every, least)
+
+    def _at_half_speed(self, own: Sequence) -> float:
+        """The seconds of prompts until a prompt is read that overtakes those that take much longer."""
+        near = [seq for seq in self.prompts if seq.unread < own.unread * _MUCH]
+        return 2 * sum(self.prompts[seq] for seq in near if seq.work_class is own.work_class)
 
     def _seconds_until(
-        self, work_class: WorkClass, prompts: list[float], every: float, least: float
+        self, work_class: WorkClass, prompts: list[float], ahead: float, every: float, least: float
     ) -> float:
-        """Tell when the prompts of a class are computed, in a `least` number of steps, each of which takes
-        `every` beside them."""
-        ahead, total, others = prompts[work_class], sum(prompts), 0
+        """Tell when the prompts of a class are computed, or what is `ahead` of one of them, in a `least`
+        number of steps, each of which takes `every` beside them."""
+        ahead, total, others = min(ahead, prompts[work_class]), sum(prompts), 0
         for each, waiting in enumerate(prompts):
             if each != work_class and waiting > _NOTHING:
                 others += WEIGHTS[each]
@@ -184,6 +211,12 @@ class FirstTokenForecast:
         running, stop_rate = [seq for seq in slots.running if seq.owner is own.owner], self._lengths.stop_rate
         steps = _steps_until_all_end(running, own.owner.backlog, own, stop_rate(slots.running))
         return steps / max(1, own.owner.max_running)
+
+
+def _overtakes(seq: Sequence, other: Sequence) -> bool:
+    """Whether a sequence may come before another one of its owner if its prompt is much shorter."""
+    alike = (seq.owner, seq.work_class, seq.order[0]) == (other.owner, other.work_class, other.order[0])
+    return alike and not seq.is_held
 
 
 def _steps_until_all_end(

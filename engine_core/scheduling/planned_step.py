@@ -111,6 +111,25 @@ class StepBuilder:
     def full(self) -> bool:
         return not self.budget or self.left <= 0
 
+    def completes(self, seq: Sequence) -> bool:
+        """Whether what is left of the step has room for all that a sequence has to compute."""
+        count = seq.unread
+        if count > self.budget or self.left == inf:
+            return count <= self.budget
+        known = len(seq.tokens) + seq.pending
+        return count <= self._step_time.fitting(max(self.left, 0.0) + self.spare, known - count)
+
+    def set_half_aside(self) -> tuple[int, float]:
+        """Set half of what is left of both budgets aside, for `return_half`."""
+        half = self.budget // 2, self.left / 2
+        self.budget -= half[0]
+        self.left = half[1]
+        return half
+
+    def return_half(self, half: tuple[int, float]) -> None:
+        self.budget += half[0]
+        self.left += half[1]
+
     def chunk(self, seq: Sequence, gap: int, start: int, *, alone: bool) -> int:
         """The number of its `gap` uncomputed tokens, from position `start` on, that a sequence gets; 0: none.
 

@@ -234,7 +234,6 @@ class Scheduler:
             if step.budget and seq.place is Place.RUNNING:
                 self._continue(seq, 1, step)
         self.pace.bound(step)
-        self.cache_full = False
         if prefills or self.waiting.count or self._shares.active:
             self._fill(step, prefills, now)
         for complete in self.hooks.complete:
@@ -242,13 +241,17 @@ class Scheduler:
 
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
-        most_running, most = -(-len(self.running) // self._concurrent), -(-len(self.live) // self._concurrent)
+        most = -(-len(self.live) // self._concurrent)
         waiting = self.waiting.classes() if self.waiting.count else set[WorkClass]()
         classes = waiting.union(prefills)
         self._shares.begin_step(classes)
         if len(self.owners.active) > 1:
             for running in prefills.values():
                 running.sort(key=used_by_owner)
+        if WorkClass.FIRST_TOKEN in classes and len(self.pace.waits.prompts) > 1:
+            self._overtake(prefills.get(WorkClass.FIRST_TOKEN, []), step, most, now)
+        most_running = -(-len(self.running) // self._concurrent)
+        self.cache_full = False
         while classes and not step.full:
             promoted = self.waiting.next_promoted if waiting and len(step.rows) < most else None
             turn = self._shares.whose_turn(classes) if promoted is None else promoted.work_class
@@ -266,7 +269,7 @@ class Scheduler:
                         waiting = set()  # nor must they take the room in steps that its next item waits for
             elif first is None:
                 classes = classes - {turn}
-            elif any(divert(first, now) for divert in self.hooks.divert):
+            elif self._is_diverted(first, now):
                 continue
             elif (prefix := self.cache.match(first)) is None:
                 if victim := self.paused.victim():
@@ -278,6 +281,36 @@ class Scheduler:
                 waiting = waiting - {turn} if promoted is None else set()
             else:
                 self._shares.charge(turn, cost)
+
+    def _overtake(self, running: list[Sequence], step: StepBuilder, most_rows: int, now: float) -> None:
+        """Let prompts that are much shorter than the next one come before it, in half of a step.
+
+        So they do not wait until all of it is read, and it takes twice as long at most. `running` are the
+        sequences of their class that are read already; those that get a row here are taken out.
+        """
+        next_one = running[0] if running else self.waiting.first(WorkClass.FIRST_TOKEN)
+        if next_one is None or step.full or not self._may_split or step.completes(next_one):
+            return
+        # Whoever came earlier must not wait longer for a slot, or for memory.
+        may_admit = not self.cache_full and self.waiting.count <= len(self.cache.free_slots)
+        half = step.set_half_aside()
+        for seq in self.pace.waits.much_shorter(next_one):
+            if step.full or len(step.rows) >= most_rows:
+                break
+            cost: float | None = None
+            if seq in running:
+                running.remove(seq)
+                cost = self._continue(seq, seq.gap, step)
+            elif may_admit and self.waiting.may_start(seq) and not self._is_diverted(seq, now):
+                prefix = self.cache.match(seq)
+                cost = None if prefix is None else self._admit(seq, prefix, step, now)
+            if cost:
+                self._shares.charge(WorkClass.FIRST_TOKEN, cost)
+        step.return_half(half)
+
+    def _is_diverted(self, seq: Sequence, now: float) -> bool:
+        """Whether a feature takes a sequence out of the queue, before it gets a slot."""
+        return any(divert(seq, now) for divert in self.hooks.divert)
 
     def runnable(self) -> list[Sequence]:
         """The running sequences that can take part in another step now."""

@@ -88,6 +88,8 @@ class Sequence:
     """Whether a feature takes each token of the answer, and may end it."""
     free_from: int = 0
     """The first position from which on no feature says how far it can be computed in a step."""
+    keeps_place: bool = False
+    """A feature computes something before it, in the order of arrival: it overtakes none, nor does any it."""
     computed: int = 0
     """Positions whose cache entries are written by the steps planned so far."""
     pending: int = 0
@@ -98,6 +100,8 @@ class Sequence:
     paused: bool = False
     """It is in no step and waits for no slot, because its reader does not keep up."""
     place: Place = Place.WAITING
+    expected_cached: int = 0
+    """The tokens that it will find in the cache, as far as was known when it began to wait."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 
@@ -167,6 +171,16 @@ class Sequence:
         """The tokens that are known but not computed, which scheduling has to close."""
         known = len(self.tokens) + self.pending
         return known - self.computed if known < self.limit else 0
+
+    @property
+    def unread(self) -> int:
+        """The tokens to compute before its next answer, if it finds as many cached as was expected."""
+        return self.gap if self.place is Place.RUNNING else self.gap - self.expected_cached
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a feature says when its next tokens are computed."""
+        return self.keeps_place or self.computed < self.free_from
 
     def land(self, number: int, row: SeqStep) -> bool:
         """Note that its row of step `number` has landed; returns whether its outcome is wanted."""

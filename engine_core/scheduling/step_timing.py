@@ -28,7 +28,10 @@ class StepTiming:
     def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
         self.step_time = StepTime(facts.timed_steps)
         self.step_bound = StepTimeLimit(config, facts, self.step_time)
-        self.waits = FirstTokenForecast(self.step_time, self.step_bound, causal=facts.causal)
+        overtakes = config.enable_chunked_prefill and facts.cuts_prompts
+        self.waits = FirstTokenForecast(
+            *(self.step_time, self.step_bound), causal=facts.causal, overtakes=overtakes
+        )
         self.decoding = 0
         self.busy = 0.0
         self._logs = config.enable_logging_iteration_details

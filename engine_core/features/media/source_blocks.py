@@ -90,6 +90,7 @@ class SourceBlocks(Feature):
         add = seq.request
         if (source := add.source) is None:
             return
+        seq.keeps_place = True  # sources are encoded in the order of requests, a few layers in each step
         held = self._live.get(source.hash)
         if held is None:
             held = self._live[source.hash] = _Held(source)

@@ -97,6 +97,11 @@ class WaitingQueue:
         """The first of each class in which some wait."""
         return filter(None, map(self.first, self._queues))
 
+    def may_start(self, seq: Sequence) -> bool:
+        """Whether a sequence waits for a slot, and may be in the step that is planned now."""
+        held_back = seq.owner.is_held_back or seq.paused
+        return seq.place is Place.WAITING and not held_back and self._may_run(seq)
+
     def _may_run(self, seq: Sequence) -> bool:
         return all(may_run(seq) for may_run in self._hooks.may_run)
 
