@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from math import inf, log
-from operator import attrgetter
 
 from engine_core.engine_stats import Rates, expected_length
 from engine_core.scheduling.planned_step import PlannedStep
@@ -29,7 +28,7 @@ _USUAL_PROMPT = 1024
 """The length of a prompt for which rates are told: a token of a longer one takes a little longer."""
 
 
-_MUCH = 2
+MUCH = 2
 """A prompt overtakes one that has so many times as many tokens to compute."""
 
 
@@ -96,18 +95,6 @@ class FirstTokenForecast:
             for backlog in (self._backlog, seq.owner.backlog):
                 backlog.add_answer(seq.left, may_stop=seq.may_stop, sign=sign)
 
-    def much_shorter(self, seq: Sequence) -> list[Sequence]:
-        """The prompts of its owner that take half of what its own takes, or less, the shortest first.
-
-        None overtakes an answer that goes on, nor what features hold.
-        """
-        if seq.record.first_token is not None or seq.is_held:
-            return []
-        most = seq.unread / _MUCH
-        found = [other for other in self.prompts if other.unread <= most and _overtakes(other, seq)]
-        found.sort(key=attrgetter("unread"))
-        return found
-
     def plan(self, planned: PlannedStep) -> None:
         """Count no more what a step that is planned computes of prompts."""
         for seq, row, cost in zip(planned.seqs, planned.step.seqs, planned.costs, strict=True):
@@ -148,7 +135,7 @@ class FirstTokenForecast:
 
     def _at_half_speed(self, own: Sequence) -> float:
         """The seconds of prompts until a prompt is read that overtakes those that take much longer."""
-        near = [seq for seq in self.prompts if seq.unread < own.unread * _MUCH]
+        near = [seq for seq in self.prompts if seq.unread < own.unread * MUCH]
         return 2 * sum(self.prompts[seq] for seq in near if seq.work_class is own.work_class)
 
     def _seconds_until(
@@ -211,12 +198,6 @@ class FirstTokenForecast:
         running, stop_rate = [seq for seq in slots.running if seq.owner is own.owner], self._lengths.stop_rate
         steps = _steps_until_all_end(running, own.owner.backlog, own, stop_rate(slots.running))
         return steps / max(1, own.owner.max_running)
-
-
-def _overtakes(seq: Sequence, other: Sequence) -> bool:
-    """Whether a sequence may come before another one of its owner if its prompt is much shorter."""
-    alike = (seq.owner, seq.work_class, seq.order[0]) == (other.owner, other.work_class, other.order[0])
-    return alike and not seq.is_held
 
 
 def _steps_until_all_end(

@@ -29,6 +29,7 @@ from engine_core.scheduling.cache.cache_manager import CacheManager, Prefix
 from engine_core.scheduling.feature import Hooks
 from engine_core.scheduling.first_token_forecast import Slots
 from engine_core.scheduling.planned_step import PlannedStep, StepBuilder
+from engine_core.scheduling.queue.overtaking import Overtaking
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
 from engine_core.scheduling.queue.shares import Owners, TimeShares, WorkClass, class_of
 from engine_core.scheduling.queue.waiting_queue import (
@@ -79,6 +80,11 @@ class Scheduler:
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, self.hooks, caches=self.caches)
         self._shares = TimeShares()
+        self._overtaking = Overtaking(
+            *(self.waiting, self.cache, self.pace.waits, self._shares),
+            go_on=self._continue,
+            admit=self._admit,
+        )
         self.only: list[Sequence] = []
         """The only sequences that may be in steps, if not all may; none is planned ahead then."""
         self.preemption = Preemption(self.waiting, self.owners, self.preempt, by_priority=by_priority)
@@ -248,8 +254,9 @@ class Scheduler:
         if len(self.owners.active) > 1:
             for running in prefills.values():
                 running.sort(key=used_by_owner)
-        if WorkClass.FIRST_TOKEN in classes and len(self.pace.waits.prompts) > 1:
-            self._overtake(prefills.get(WorkClass.FIRST_TOKEN, []), step, most, now)
+        if self._may_split and WorkClass.FIRST_TOKEN in classes and len(self.pace.waits.prompts) > 1:
+            reading = prefills.get(WorkClass.FIRST_TOKEN, [])
+            self._overtaking.fill(reading, step, most, now, may_admit=not self.cache_full)
         most_running = -(-len(self.running) // self._concurrent)
         self.cache_full = False
         while classes and not step.full:
@@ -269,7 +276,7 @@ class Scheduler:
                         waiting = set()  # nor must they take the room in steps that its next item waits for
             elif first is None:
                 classes = classes - {turn}
-            elif self._is_diverted(first, now):
+            elif self.waiting.is_diverted(first, now):
                 continue
             elif (prefix := self.cache.match(first)) is None:
                 if victim := self.paused.victim():
@@ -281,36 +288,6 @@ class Scheduler:
                 waiting = waiting - {turn} if promoted is None else set()
             else:
                 self._shares.charge(turn, cost)
-
-    def _overtake(self, running: list[Sequence], step: StepBuilder, most_rows: int, now: float) -> None:
-        """Let prompts that are much shorter than the next one come before it, in half of a step.
-
-        So they do not wait until all of it is read, and it takes twice as long at most. `running` are the
-        sequences of their class that are read already; those that get a row here are taken out.
-        """
-        next_one = running[0] if running else self.waiting.first(WorkClass.FIRST_TOKEN)
-        if next_one is None or step.full or not self._may_split or step.completes(next_one):
-            return
-        # Whoever came earlier must not wait longer for a slot, or for memory.
-        may_admit = not self.cache_full and self.waiting.count <= len(self.cache.free_slots)
-        half = step.set_half_aside()
-        for seq in self.pace.waits.much_shorter(next_one):
-            if step.full or len(step.rows) >= most_rows:
-                break
-            cost: float | None = None
-            if seq in running:
-                running.remove(seq)
-                cost = self._continue(seq, seq.gap, step)
-            elif may_admit and self.waiting.may_start(seq) and not self._is_diverted(seq, now):
-                prefix = self.cache.match(seq)
-                cost = None if prefix is None else self._admit(seq, prefix, step, now)
-            if cost:
-                self._shares.charge(WorkClass.FIRST_TOKEN, cost)
-        step.return_half(half)
-
-    def _is_diverted(self, seq: Sequence, now: float) -> bool:
-        """Whether a feature takes a sequence out of the queue, before it gets a slot."""
-        return any(divert(seq, now) for divert in self.hooks.divert)
 
     def runnable(self) -> list[Sequence]:
         """The running sequences that can take part in another step now."""

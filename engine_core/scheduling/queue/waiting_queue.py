@@ -102,6 +102,10 @@ class WaitingQueue:
         held_back = seq.owner.is_held_back or seq.paused
         return seq.place is Place.WAITING and not held_back and self._may_run(seq)
 
+    def is_diverted(self, seq: Sequence, now: float) -> bool:
+        """Whether a feature takes a sequence out of the queue, before it gets a slot."""
+        return any(divert(seq, now) for divert in self._hooks.divert)
+
     def _may_run(self, seq: Sequence) -> bool:
         return all(may_run(seq) for may_run in self._hooks.may_run)
 
