@@ -153,7 +153,7 @@ class EngineLoop:
 
     @property
     def _may_update(self) -> bool:
-        """Whether weights were ordered that can be loaded now: no worker loads an adapter (any more)."""
+        """Whether weights were ordered that can be loaded now."""
         return bool(self._handler.updates) and self._engine.intake.may_reload
 
     def _obey(self) -> None:

@@ -74,8 +74,6 @@ class Scheduler:
         by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
         self._decodes_ahead = by_default and facts.device == "cpu"
         """Whether steps are planned ahead only while some sequence decodes."""
-        self._may_split = config.enable_chunked_prefill and facts.cuts_prompts
-        """Whether a step may compute a chunk of a prompt, and not all of it."""
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, self.hooks, caches=self.caches)
@@ -184,7 +182,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
-        step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks, self._may_split)
+        step = StepBuilder(self._config, self._facts, self.pace.step_time, self.hooks, self.pace.may_split)
         for may_begin in self.hooks.may_begin:
             if not may_begin(now):
                 return None
@@ -254,7 +252,7 @@ class Scheduler:
         if len(self.owners.active) > 1:
             for running in prefills.values():
                 running.sort(key=used_by_owner)
-        if self._may_split and WorkClass.FIRST_TOKEN in classes and len(self.pace.waits.prompts) > 1:
+        if self.pace.may_split and WorkClass.FIRST_TOKEN in classes and len(self.pace.waits.prompts) > 1:
             reading = prefills.get(WorkClass.FIRST_TOKEN, [])
             self._overtaking.fill(reading, step, most, now, may_admit=not self.cache_full)
         most_running = -(-len(self.running) // self._concurrent)

@@ -28,9 +28,10 @@ class StepTiming:
     def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
         self.step_time = StepTime(facts.timed_steps)
         self.step_bound = StepTimeLimit(config, facts, self.step_time)
-        overtakes = config.enable_chunked_prefill and facts.cuts_prompts
+        self.may_split = config.enable_chunked_prefill and facts.cuts_prompts
+        """Whether a step may compute a chunk of a prompt, and not all of it."""
         self.waits = FirstTokenForecast(
-            *(self.step_time, self.step_bound), causal=facts.causal, overtakes=overtakes
+            *(self.step_time, self.step_bound), causal=facts.causal, overtakes=self.may_split
         )
         self.decoding = 0
         self.busy = 0.0

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from server.text.characters import whole_characters
+
 
 class LineFault(Exception):
     """A line that is no request. `code` is OpenAI's word for the reason; the message goes on after a name."""
@@ -88,8 +90,8 @@ def _decode(raw: bytes) -> tuple[BatchLine, _Asked]:
         if b"\\u" not in raw or not isinstance(given := json.loads(raw), dict):
             raise
     # What a tool has answered may have half of a surrogate pair, for which a sign stands from here on.
-    body = json.dumps(given.get("body"), ensure_ascii=False).encode("utf-16", "surrogatepass")
-    line = _decode_line(json.dumps({**given, "body": json.loads(body.decode("utf-16", "replace"))}))
+    body = whole_characters(json.dumps(given.get("body"), ensure_ascii=False))
+    line = _decode_line(json.dumps({**given, "body": json.loads(body)}))
     return line, _decode_asked(line.body)
 
 

@@ -21,8 +21,8 @@ from server.output_parsing.unread_text import (
     Text,
     TextSegment,
     UnreadText,
-    whole_characters,
 )
+from server.text.characters import whole_characters
 
 _PIECE = 4096
 """The most characters that are read at a time, because taking from the front of a text copies the rest."""

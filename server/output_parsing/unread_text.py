@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
+from server.text.characters import whole_characters
+
 SPACE = " \t\r\n"
 MOST_SPACE = 512
 """The most space between parts of markup, and at the end of text that may be followed by markup."""
@@ -293,13 +295,6 @@ def _decoded(text: str) -> str | None:
         return whole_characters(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return None
-
-
-def whole_characters(text: str) -> str:
-    """The text with U+FFFD in place of each half of a surrogate pair, which an escape may spell."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):

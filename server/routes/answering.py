@@ -36,10 +36,10 @@ from server.http.sse import DONE, DONE_FORM, Chunks, ClientWatch, EventStream, S
 from server.http.warnings import with_warnings
 from server.media.prompt import NO_MEDIA, LaidMedia
 from server.options.server_flags import ServerConfig
-from server.output_parsing.unread_text import whole_characters
 from server.reading.body_table import Reading
 from server.schemas.body import LONG, Body
 from server.schemas.sampling_fields import ChunkChoice, GenerationBody, RequestTerms, StreamOptions
+from server.text.characters import whole_characters
 
 R = TypeVar("R")
 T = TypeVar("T")

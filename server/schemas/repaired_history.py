@@ -19,6 +19,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from server.errors import BadRequest
 from server.media.media_parts import MEDIA_PARTS, ROWS, read_part
 from server.schemas.messages import INPUT, MOST_NAMED, TEXT_PARTS, TemplateOptions, call_of
+from server.text.characters import whole_characters
 
 WRITTEN = ("assistant", "tool", "function")
 """The roles of messages that a model or its tools have written."""
@@ -79,7 +80,7 @@ def _is_foreign(tool: Any) -> bool:
 
 def named(kind: object) -> str:
     """A type as a warning names it."""
-    return _clean(kind)[:64] if isinstance(kind, str) and kind else "none"
+    return whole_characters(kind)[:64] if isinstance(kind, str) and kind else "none"
 
 
 def _is_written(message: Any) -> bool:
@@ -93,12 +94,12 @@ def repaired(message: Any, repairs: Repairs) -> Any:
     found = {**message, "content": _content(message.get("content"), repairs)}
     for name in ("reasoning", "reasoning_content", "name", "tool_call_id"):
         if message.get(name) is not None:
-            found[name] = _clean(text_in(message[name])) or None
+            found[name] = whole_characters(text_in(message[name])) or None
     if isinstance(parts := found["content"], list):
         thoughts = "".join(text_in(part) for part in parts if part["type"] in _THOUGHTS)
         found["content"] = [part for part in parts if part["type"] not in _THOUGHTS]
         if thoughts and not found.get("reasoning_content"):  # where templates look for reasoning
-            found["reasoning_content"] = found["reasoning"] = _clean(thoughts)
+            found["reasoning_content"] = found["reasoning"] = whole_characters(thoughts)
     if (calls := message.get("tool_calls")) is not None:
         found["tool_calls"] = [_call(call, repairs) for call in listed(calls)] or None
     return found
@@ -110,7 +111,7 @@ def _content(content: Any, repairs: Repairs) -> Any:
         return [_part(part, repairs) for part in content]
     if not isinstance(content, str | None):
         repairs["contents that are neither texts nor parts"] += 1
-    return content if content is None else _clean(as_text(content))
+    return content if content is None else whole_characters(as_text(content))
 
 
 def _part(part: Any, repairs: Repairs) -> dict[str, Any]:
@@ -138,8 +139,8 @@ def _call(call: Any, repairs: Repairs) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         repairs["calls without a name"] += 1
         name = "unnamed"
-    function = {"name": _clean(name), "arguments": arguments_of(inside.get("arguments"), repairs)}
-    return {**call, "id": _clean(text_in(id)) or None, "type": "function", "function": function}
+    function = {"name": whole_characters(name), "arguments": arguments_of(inside.get("arguments"), repairs)}
+    return {**call, "id": whole_characters(text_in(id)) or None, "type": "function", "function": function}
 
 
 def listed(value: Any) -> list[Any]:
@@ -161,15 +162,15 @@ def arguments_of(given: Any, repairs: Repairs) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     repairs["arguments that are not a JSON object, shown as `input`"] += 1
-    return {INPUT: _clean(as_text(given))}
+    return {INPUT: whole_characters(as_text(given))}
 
 
 def as_text(value: Any) -> str:
     """What stands for a value where only text can: its JSON, without what is no text for a model."""
     if isinstance(value, str):
-        return _clean(value)
+        return whole_characters(value)
     try:
-        return _BLOB.sub("…", _clean(json.dumps(value, ensure_ascii=False)))
+        return _BLOB.sub("…", whole_characters(json.dumps(value, ensure_ascii=False)))
     except RecursionError:
         return "…"
 
@@ -187,7 +188,7 @@ def plain_json(text: str | bytes | bytearray) -> bytes:
     """The same JSON without what Python alone reads: a sign stands for each half of a surrogate pair, and
     null for NaN and infinities. Raises ValueError."""
     value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-    return _clean(json.dumps(value, ensure_ascii=False)).encode()
+    return whole_characters(json.dumps(value, ensure_ascii=False)).encode()
 
 
 def _finite(digits: str) -> float | None:
@@ -195,23 +196,14 @@ def _finite(digits: str) -> float | None:
     return number if isfinite(number) else None
 
 
-def _clean(text: str) -> str:
-    """The text with a sign in place of each half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def _clean_tree(value: Any, levels: int) -> Any:
     """A JSON value with clean texts. Raises RecursionError if it is nested too deeply."""
     if isinstance(value, str):
-        return _clean(value)
+        return whole_characters(value)
     if not levels:
         raise RecursionError
     if isinstance(value, list):
         return [_clean_tree(each, levels - 1) for each in value]
     if isinstance(value, dict):
-        return {_clean(key): _clean_tree(each, levels - 1) for key, each in value.items()}
+        return {whole_characters(key): _clean_tree(each, levels - 1) for key, each in value.items()}
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,45 +32,52 @@ _OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "exa
 
 def types_in(described: object, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a part of the schema `root` allows; none if it does not say."""
-    found, seen, waiting = set[str](), set[int](), [described]
-    while waiting:
-        part = resolved(waiting.pop(), root)
-        if not isinstance(part, Mapping) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        match part:
-            case {"type": str(one)}:
-                found.add(one)
-            case {"type": list(several)}:
-                found.update(each for each in several if isinstance(each, str))
-            case {"enum": list(values)}:
-                found.update(map(_type_of, values))
-            case {"const": value}:
-                found.add(_type_of(value))
-            case _:
-                waiting += _alternatives(part)
+    found = set[str]()
+    for part in _parts_of(described, root, _own_types):
+        found |= _own_types(part)
     return frozenset(found)
+
+
+def _own_types(part: Mapping[str, Any]) -> set[str]:
+    """The types that a part names itself, whatever its alternatives say."""
+    match part:
+        case {"type": str(one)}:
+            return {one}
+        case {"type": list(several)}:
+            return {each for each in several if isinstance(each, str)}
+        case {"enum": list(values)}:
+            return set(map(_type_of, values))
+        case {"const": value}:
+            return {_type_of(value)}
+        case _:
+            return set()
 
 
 def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
     """What a part of the schema `root` says of its property `key`, or of its items if it lists none."""
-    found, seen, waiting = list[object](), set[int](), [described]
+    found = list[object]()
+    for part in _parts_of(described, root):
+        properties = part.get("properties")
+        child = properties.get(key) if isinstance(properties, Mapping) else part.get("items")
+        if child is not None:
+            found.append(child)
+    return {"anyOf": found} if len(found) > 1 else found[0] if found else None
+
+
+def _parts_of(
+    described: object, root: Mapping[str, Any], says_all: Callable[[Mapping[str, Any]], object] | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """A part of a schema and its alternatives, each once, but for those of parts that say all themselves."""
+    seen, waiting = set[int](), [described]
     while waiting:
         part = resolved(waiting.pop(), root)
         if not isinstance(part, Mapping) or id(part) in seen:
             continue
         seen.add(id(part))
-        properties = part.get("properties")
-        child = properties.get(key) if isinstance(properties, Mapping) else part.get("items")
-        if child is not None:
-            found.append(child)
-        waiting += _alternatives(part)
-    return {"anyOf": found} if len(found) > 1 else found[0] if found else None
-
-
-def _alternatives(part: Mapping[str, Any]) -> list[object]:
-    lists = (part.get(keyword) for keyword in ("anyOf", "oneOf", "allOf"))
-    return [each for several in lists if isinstance(several, list) for each in several]
+        yield part
+        if says_all is None or not says_all(part):
+            lists = (part.get(keyword) for keyword in ("anyOf", "oneOf", "allOf"))
+            waiting += [each for several in lists if isinstance(several, list) for each in several]
 
 
 def resolved(described: object, root: Mapping[str, Any]) -> object:

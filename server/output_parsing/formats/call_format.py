@@ -17,8 +17,8 @@ from server.output_parsing.unread_text import (
     Literals,
     Parse,
     UnreadText,
-    whole_characters,
 )
+from server.text.characters import whole_characters
 
 MAX_NAME = 256
 """The most characters of a name with what surrounds it: more is text."""
