@@ -1,10 +1,11 @@
 """Experts by the C kernels: as specified, the same alone and in any batch, and for any number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from forms import FORMS, Shape, drawn
 from kernel_levels import linear_table, table_of, use_threads
 from torch import Tensor
 
@@ -104,6 +105,47 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
         assert torch.equal(alone, together[rows]), rows
     use_threads(level, 1)
     assert torch.equal(layer.run(table, (x, ids, weights), sections=2, wide=True), together)
+
+
+def of_form(name: str, input_bits: int) -> Callable[[int, int], Any]:
+    """What makes a matrix of so many outputs and inputs."""
+    if name == "GPTQ":
+        options: Any = {"group": 128, "zeros": True, "dtype": torch.bfloat16, "input_bits": input_bits}
+        return lambda outputs, inputs: drawn(outputs, inputs, **options)
+    return lambda outputs, inputs: FORMS[name](Shape(outputs, inputs, torch.bfloat16, input_bits))
+
+
+def formed(names: Sequence[str], input_bits: int) -> Layer:
+    """Experts of these forms in turn, wide enough for whole runs of groups."""
+    layer = Layer(torch.bfloat16, 256, 256)
+    made = [of_form(names[number % len(names)], input_bits) for number in range(EXPERTS)]
+    layer.gate_up, layer.down = [make(512, 256) for make in made], [make(256, 256) for make in made]
+    return layer
+
+
+@pytest.mark.parametrize("input_bits", [8, 16])
+@pytest.mark.parametrize("name", [*FORMS, "GPTQ"])
+def test_many_rows_of_an_expert_have_the_bits_of_few(level: str, name: str, input_bits: int) -> None:
+    """Those of whole codes are multiplied in other ways, and twelve hundred rows are not computed at once."""
+    table, layer = table_of(level), formed([name], input_bits)
+    x, ids, weights = chosen(1200, 256, torch.bfloat16)
+    for many, few in ((1200, [[0], [1100, 1199]]), (190, [[189], list(range(9, 30))]), (40, [[7, 9]])):
+        together = layer.run(table, (x[:many], ids[:many], weights[:many]), wide=True)
+        for rows in few:
+            alone = layer.run(table, (x[rows], ids[rows], weights[rows]), wide=True)
+            assert torch.equal(alone, together[rows]), (many, rows)
+
+
+def test_experts_of_different_forms_are_added_up(level: str) -> None:
+    table, layer = table_of(level), formed(["Q6_K", "Q8_0", "Q4_K", "mxfp4", "GPTQ"], 8)
+    for rows in (1, 7, 150):
+        x, ids, weights = chosen(rows, 256, torch.bfloat16)
+        together = layer.run(table, (x, ids, weights), wide=True)
+        one_by_one = [
+            layer.run(table, (x, ids[:, [at]].contiguous(), weights[:, [at]].contiguous()), wide=True)
+            for at in range(CHOSEN)
+        ]
+        torch.testing.assert_close(together, sum(one_by_one), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
