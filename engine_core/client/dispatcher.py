@@ -187,9 +187,9 @@ class Dispatcher:
         Raises CallFailed, also if an engine ends meanwhile.
         """
         try:
-            msgspec.msgpack.encode([args, kwargs])
+            msgspec.msgpack.encode([method, args, kwargs])
         except (TypeError, ValueError, OverflowError) as error:
-            raise CallFailed(f"its arguments cannot be sent: {error}") from None
+            raise CallFailed(f"it cannot be sent: {error}") from None
         called: list[asyncio.Future[protocol.Returned]] = []
         for replica in [one for one in self._table.replicas.values() if one.works]:
             self._last_call += 1

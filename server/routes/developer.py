@@ -15,6 +15,7 @@ from server.errors import BadRequest, HttpError, Unavailable
 from server.http.endpoint import ENTRY, Endpoint, require_ready
 from server.http.sse import encode
 from server.routes.request_context import frontend_of
+from server.schemas.body import Text
 from worker.calls.messages import APPLY_MODEL, CallFailed, NoWorkers
 
 calls = APIRouter(route_class=Endpoint, tags=["Development"])
@@ -31,7 +32,7 @@ class CallBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    method: str
+    method: Text
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     timeout: Annotated[float, Field(gt=0)] | None = None

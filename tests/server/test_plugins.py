@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,9 @@ async def test_routes_for_developers_are_there_only_if_asked_for(ready: GetReady
     async def call(path: str, *flags: str, body: object = None) -> tuple[int, Any]:
         transport = httpx.ASGITransport(create_app(await ready(*flags)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            response = await client.post(path, json=body)
+            response = await client.post(
+                path, content=json.dumps(body), headers={"content-type": "application/json"}
+            )
             return response.status_code, response.json()
 
     for path in ("/collective_rpc", "/start_profile", "/stop_profile"):
@@ -138,6 +141,8 @@ async def test_routes_for_developers_are_there_only_if_asked_for(ready: GetReady
     )
     status, answer = await call("/collective_rpc", "--server-dev-mode", body={"method": "fail"})
     assert (status, answer["error"]["message"]) == (400, "fail failed: no such thing")
+    status, answer = await call("/collective_rpc", "--server-dev-mode", body={"method": "\ud83d"})
+    assert (status, "surrogate" in answer["error"]["message"]) == (400, True)
     profiler = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "x"}')
     started = (200, {"results": [["profile", [True, "p"], {}]]})
     assert await call("/start_profile?profile_prefix=p", *profiler) == started
