@@ -126,14 +126,23 @@ def formed(names: Sequence[str], input_bits: int) -> Layer:
 @pytest.mark.parametrize("input_bits", [8, 16])
 @pytest.mark.parametrize("name", [*FORMS, "GPTQ"])
 def test_many_rows_of_an_expert_have_the_bits_of_few(level: str, name: str, input_bits: int) -> None:
-    """Those of whole codes are multiplied in other ways, and twelve hundred rows are not computed at once."""
+    """Those of whole codes are multiplied in other ways."""
     table, layer = table_of(level), formed([name], input_bits)
-    x, ids, weights = chosen(1200, 256, torch.bfloat16)
-    for many, few in ((1200, [[0], [1100, 1199]]), (190, [[189], list(range(9, 30))]), (40, [[7, 9]])):
+    x, ids, weights = chosen(190, 256, torch.bfloat16)
+    for many, few in ((190, [[189], list(range(9, 30))]), (40, [[7, 9]])):
         together = layer.run(table, (x[:many], ids[:many], weights[:many]), wide=True)
         for rows in few:
             alone = layer.run(table, (x[rows], ids[rows], weights[rows]), wide=True)
             assert torch.equal(alone, together[rows]), (many, rows)
+
+
+@pytest.mark.parametrize("names", [["Q4_K"], ["mxfp4", "Q6_K"]])
+def test_more_rows_than_are_computed_at_once(level: str, names: list[str]) -> None:
+    table, layer = table_of(level), formed(names, 8)
+    x, ids, weights = chosen(1200, 256, torch.bfloat16)
+    together = layer.run(table, (x, ids, weights), wide=True)
+    rows = [0, 1023, 1024, 1199]
+    assert torch.equal(layer.run(table, (x[rows], ids[rows], weights[rows]), wide=True), together[rows])
 
 
 def test_experts_of_different_forms_are_added_up(level: str) -> None:
