@@ -84,6 +84,26 @@ def enforceable_bounds(schema: Mapping[str, object], param: str) -> dict[str, in
     return found
 
 
+def bounds_left_out(schema: Mapping[str, object]) -> dict[str, float]:
+    """Bounds in place of exclusive ones that are whole and less than 1 from the other bound.
+
+    The engine would write such a bound itself. The numbers between it and the one in its place are left out.
+    """
+    found: dict[str, float] = {}
+    for (side, sign), (other, _) in zip(_SIDES, reversed(_SIDES), strict=True):
+        exclusive = f"exclusive{side.capitalize()}"
+        place = side if schema.get(exclusive) is True else exclusive  # as draft 4 has it
+        others = [schema.get(name) for name in (other, f"exclusive{other.capitalize()}")]
+        reach = [-sign * cast("float", bound) for bound in others if _is_number(bound)]
+        if not reach or not _is_number(bound := schema.get(place)):
+            continue
+        least, most = -sign * cast("float", bound), min(reach)  # as for a lower bound
+        if least >= 0 and least == int(least) and 0 < most - least < 1:
+            size = len(str(int(least))) if least else math.floor(math.log10(most))
+            found[place] = -sign * (least + 10.0 ** (size - _KEPT_DIGITS))
+    return found
+
+
 def check_constants(value: object, param: str) -> None:
     """Refuses numbers of `const` and `enum` that the engine would write as others."""
     waiting = [value]
@@ -192,6 +212,7 @@ def _prepared(
 def _make_exact(schema: Schema, param: str) -> None:
     """Write what llguidance would understand a little differently so that no answer is wrong."""
     schema.update(enforceable_bounds(schema, param))
+    schema.update(bounds_left_out(schema))
     check_constants([schema.get("const"), schema.get("enum")], param)
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = for_json_string(pattern)

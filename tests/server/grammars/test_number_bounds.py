@@ -1,4 +1,4 @@
-"""Bounds of numbers beyond 2^53, which the grammar engine reads as float64."""
+"""Bounds of numbers that the grammar engine does not keep: beyond 2^53, or whole and excluded."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ EDGE = 25_000
 """The most numbers at a bound that are left out."""
 
 
-def writes(schema: dict[str, Any], number: int) -> bool:
+def writes(schema: dict[str, Any], number: float) -> bool:
     built = build_grammar(AskedForm(StructuredOutputsParams(json=schema), "field", strict=True), {})
     matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(built.text), log_level=0)
     return all(map(matcher.consume_token, str(number).encode())) and matcher.is_accepting()
@@ -36,6 +36,17 @@ def test_bounds_of_64_bits_are_kept_on_both_sides() -> None:
     for kind in ("integer", "number"):
         schema = {"type": kind, "minimum": -(2**63), "maximum": 2**64}
         assert writes(schema, LARGEST) and writes(schema, -LARGEST) and not writes(schema, -(2**63) - 1)
+
+
+@pytest.mark.parametrize("whole", [0, 1, 7, 10**6])
+def test_a_whole_bound_that_is_excluded_is_not_written_beside_a_near_one(whole: int) -> None:
+    for far, most, least in ((0.5, "maximum", "minimum"), (0.25, "exclusiveMaximum", "exclusiveMinimum")):
+        above = {"type": "number", "exclusiveMinimum": whole, most: whole + far}
+        below = {"type": "number", "exclusiveMaximum": -whole, least: -whole - far}
+        assert not writes(above, whole) and writes(above, whole + 0.125), above
+        assert not writes(below, -whole) and writes(below, -whole - 0.125), below
+    draft_4 = {"type": "number", "minimum": whole, "exclusiveMinimum": True, "maximum": whole + 0.5}
+    assert not writes(draft_4, whole) and writes(draft_4, whole + 0.5)
 
 
 def test_bounds_that_are_exact_or_no_numbers_stay() -> None:
