@@ -173,6 +173,10 @@ _OPTIONS = "x-guidance"
 """The keyword with which llguidance is told how to work, which is for us to say."""
 
 
+_NAMING = ("properties", "patternProperties")
+_ESCAPES = 'nrbtf\\"'
+"""The letters of escapes but u, which writes names in ways of which the grammar engine knows only one."""
+
 _COUNTING = ("minProperties", "maxProperties")
 """Keywords that llguidance can follow only in objects of which all properties are required, or unnamed."""
 
@@ -207,6 +211,16 @@ def _prepared(
         found["additionalProperties"] = False
     _make_exact(found, param)
     return found
+
+
+def escapes_for(prepared: Mapping[str, Any]) -> dict[str, str]:
+    """llguidance's option for a schema with objects that name properties and may have others.
+
+    Such a name could be written once more as another one, by an escape like \\u0061, with any value.
+    """
+    named = [each for each in _all_schemas(dict(prepared)) if any(map(each.get, _NAMING))]
+    open = any(each.get("additionalProperties") is not False for each in named)
+    return {"json_allowed_escapes": _ESCAPES} if open else {}
 
 
 def _make_exact(schema: Schema, param: str) -> None:

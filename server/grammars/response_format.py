@@ -18,7 +18,7 @@ from engine_core.protocol import Grammar
 from server.errors import BadRequest
 from server.grammars import lark
 from server.grammars.grammar_limits import check_choice, check_grammar, check_regex, check_schema
-from server.grammars.json_schema import Schema, prepare_schema
+from server.grammars.json_schema import Schema, escapes_for, prepare_schema
 from server.grammars.structural_tags import TagGrammar
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -164,7 +164,7 @@ def _schema(given: object, asked: AskedForm, *, lenient: bool) -> Schema:
     elif params.whitespace_pattern is not None:
         check_regex(params.whitespace_pattern, field)
         options["whitespace_pattern"] = params.whitespace_pattern
-    return {**prepared, "x-guidance": options}
+    return {**prepared, "x-guidance": {**options, **escapes_for(prepared)}}
 
 
 def _object(given: object, what: str, field: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from server.grammars.json_schema import escapes_for
 from server.grammars.lark import ANY_TEXT, WHITESPACE, LarkGrammar, exactly, quoted
 from server.output_parsing.unread_text import (
     SPACE,
@@ -77,7 +78,7 @@ class CallGrammar(LarkGrammar):
     def json_of(self, schema: Schema, *, strict: bool = False) -> str:
         """JSON of a schema. What of it cannot be enforced is left out, if it is not `strict`."""
         options = {"whitespace_pattern": WHITESPACE, **({} if strict else {"lenient": True})}
-        return self.json({**schema, "x-guidance": options})
+        return self.json({**schema, "x-guidance": {**options, **escapes_for(schema)}})
 
     def raw(self, end: str, least: int = 0, most: int | None = None, newline: str = "") -> str:
         """Text of any characters, so many at least and at most, and the literal that ends it, which may

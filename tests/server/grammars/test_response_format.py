@@ -65,6 +65,15 @@ def test_objects_are_open_if_json_schema_s_own_rule_is_asked_for() -> None:
     check(built(json=PERSON, disable_additional_properties=False), ['{"name": "x", "more": 1}'], ["{}"])
 
 
+def test_no_name_of_an_open_object_comes_again_by_an_escape() -> None:
+    named = {"properties": {"é": {"type": "integer"}}, "additionalProperties": True}
+    right, wrong = ['{"é":1,"ü":"\\n"}'], [r'{"é":1,"\u00e9":"x"}', r'{"\u00e9":"x"}']
+    check(built(json={"type": "object", **named}), right, wrong)
+    by_pattern = {"type": "array", "items": {"patternProperties": {"^é": {"type": "integer"}}}}
+    check(built(json=by_pattern), [f"[{text}]" for text in right], [f"[{text}]" for text in wrong])
+    check(built(json=PERSON), [r'{"name": "\u001b[0m"}'], [])
+
+
 def test_whitespace_is_bounded_or_none() -> None:
     spaces = '{{"name":{}"x"}}'
     check(built(json=PERSON), [spaces.format(" " * 20)], [spaces.format(" " * 21)])
