@@ -141,14 +141,15 @@ def _kept_at_most(bound: int) -> int | None:
 
 Schema = dict[str, Any]
 
+_OPTIONS = "x-guidance"
+"""The keyword with which llguidance is told how to work, which is for us to say."""
+
 _OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 """Keywords with a list of schemas."""
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords with schemas under names."""
-_ONE_SCHEMA = (
-    "additionalProperties", "unevaluatedProperties", "propertyNames", "items", "additionalItems",
-    "unevaluatedItems", "contains", "not", "if", "then", "else",
-)  # fmt: skip
+_NO_SCHEMAS = ("const", "enum", "default", "example", "dependentRequired", _OPTIONS)
+"""Keywords whose objects are none. Those of any other one are schemas, or hold some to which others refer."""
 _SAYS_OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 """Keywords with which a schema says what other properties its objects may have."""
 
@@ -168,11 +169,6 @@ _NEUTRAL: Mapping[str, object] = {
 """Values with which a keyword asks for nothing: llguidance may not know the keyword."""
 
 _DRAFTS = "//json-schema.org/draft"
-
-_OPTIONS = "x-guidance"
-"""The keyword with which llguidance is told how to work, which is for us to say."""
-
-
 _NAMING = ("properties", "patternProperties")
 _ESCAPES = 'nrbtf\\"'
 """The letters of escapes but u, which writes names in ways of which the grammar engine knows only one."""
@@ -244,7 +240,7 @@ def _with_schemas(keyword: str, value: object, change: Callable[[Schema], Schema
         return [changed(each) for each in value]
     if isinstance(value, dict) and keyword in _BY_NAME:
         return {key: changed(each) for key, each in value.items()}
-    return changed(value) if keyword in _ONE_SCHEMA else value
+    return value if keyword in _NO_SCHEMAS else changed(value)
 
 
 def _is_foreign(name: str, value: object) -> bool:

@@ -37,6 +37,14 @@ def test_an_object_that_names_properties_is_closed_wherever_it_is() -> None:
     assert all(map(is_closed, [*every, found["$defs"]["d"]]))
 
 
+def test_schemas_lie_where_references_find_them_but_not_in_values() -> None:
+    found = prepared({"$ref": "#/components/schemas/a", "components": {"schemas": {"a": A}}})
+    assert is_closed(found["components"]["schemas"]["a"])
+    assert found["$ref"] == "#/components/schemas/a" and found["components"].keys() == {"schemas"}
+    for keyword in ("const", "default", "example"):
+        assert prepared({keyword: A}) == {keyword: A}
+
+
 def test_an_object_that_says_something_of_other_properties_stays_as_it_is() -> None:
     for more in (
         {"additionalProperties": True},
