@@ -14,6 +14,8 @@ WHITESPACE = r"[ \n\r\t]{0,20}"
 """Whitespace between tokens of JSON. A model that could write as much as it likes may never stop."""
 
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ANY = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|#[^\n]*|\.', re.DOTALL)
+"""The dot of EBNF, or a literal, a class or a comment, in which a dot is none."""
 _PRINTABLE_ASCII = 0x80
 _LARGEST = 0x10FFFF
 
@@ -123,8 +125,10 @@ def from_grammar(text: str, param: str) -> str:
     # Only in the process that checks grammars, where one that takes too long harms nobody.
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    # The library would have a dot be no line feed, but llama.cpp has it be any character.
+    text = _ANY.sub(lambda found: r"[^\x00]" if found[0] == "." else found[0], _ESCAPED.sub(_unescaped, text))
     try:
-        return gbnf_to_lark(_ESCAPED.sub(_unescaped, text))
+        return gbnf_to_lark(text)
     except RecursionError:
         raise BadRequest("The grammar is nested too deep.", param) from None
     except Exception as error:  # the library raises plain Exception

@@ -111,6 +111,8 @@ def test_one_of_several_texts() -> None:
 def test_grammars_in_ebnf_and_in_lark() -> None:
     ebnf = 'root ::= "SELECT " column ("," column)*  # a comment\ncolumn ::= [a-z]+ | "\\u00e9\\n"\n'
     check(built(grammar=ebnf), ["SELECT a,bc", "SELECT é\n"], ["SELECT", "SELECT A"])
+    dots = 'root ::= "." [.] .*  # any.\n'
+    check(built(grammar=dots), ["..", "..a\nb\u2028."], [".", ".a"])
     lark = 'start: "SELECT " column ("," column)*\ncolumn: /[a-z]+/\n'
     check(built(grammar=lark), ["SELECT a,bc"], ["SELECT"])
 
