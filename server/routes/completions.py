@@ -111,6 +111,7 @@ class _ChoiceWriter:
             self.drawn += [entry.values[0] for entry in delta.logprobs]
         if self._scores_only:
             text, ids, entries = "", [], []
+        answered = ids
         first, self._begun = not self._begun, True
         if first:
             self._prompt_logprobs = delta.prompt_logprobs
@@ -124,7 +125,7 @@ class _ChoiceWriter:
             offsets, self._width = self._names.offsets(ids, self._width)
             chunk.logprobs = completion_logprobs(ids, entries, self._names, offsets)
         if self._body.return_token_ids:
-            chunk.token_ids = ids
+            chunk.token_ids = answered  # an echoed prompt's are in prompt_token_ids
             chunk.prompt_token_ids = self._prompt.tokens if first else UNSET
         if delta.finish_reason is not None:
             chunk.finish_reason = "length" if self._scores_only else delta.finish_reason
