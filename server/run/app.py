@@ -189,6 +189,7 @@ def create_app(frontend: Frontend | ManyModels, work_folder: Path | None = None)
         for route in router.routes
         if not there and isinstance(route, Endpoint)
     ]
+    app.state.paths = [getattr(route, "path", "") for router in routers for route in router.routes]
     app.state.frontend = frontend
     app.state.config = config
     app.state.description = api_page.ApiDescription()

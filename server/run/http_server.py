@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,21 @@ class HttpServer(uvicorn.Server):
         self._tls.reload()
 
 
+def _root_remover(root: str, app: FastAPI) -> Callable[[bytes], bytes]:
+    """A function that takes this prefix from targets, but for those that begin as a path of ours does.
+
+    uvicorn expects that a proxy has taken it away.
+    """
+    prefix = f"{root}/"
+    ours = tuple(path.partition("{")[0].encode() for path in app.state.paths if path.startswith(prefix))
+
+    def below_root(target: bytes) -> bytes:
+        is_below = root and target.startswith(prefix.encode()) and not target.startswith(ours)
+        return target[len(root) :] if is_below else target
+
+    return below_root
+
+
 def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: FastAPI) -> uvicorn.Config:
     if not config.log.disable_uvicorn_access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
@@ -118,6 +133,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels, app: 
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
         access_log=AccessLog(config.log.quiet_paths),
         check_head=early_admission(frontend),
+        below_root=_root_remover(config.root_path.rstrip("/"), app),
         proxies=TrustedProxies(options.forwarded_allow_ips),
         max_head=config.connections.h11_max_incomplete_event_size,
         max_headers=config.connections.h11_max_header_count,

@@ -163,6 +163,7 @@ class Connection(HttpToolsProtocol):
         if self._offers():
             return
         self._fault = self._excess()
+        self.url = self._shared.below_root(self.url)
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             self._fault = limits.TOO_MANY_PIPELINED
         if self._is_proxy:
@@ -184,8 +185,7 @@ class Connection(HttpToolsProtocol):
     def _check_reserved(self) -> ApiError | None:
         """Why a request is refused that came when all connections were taken, unless one is free by now."""
         most, reserved = self._shared.most, self._shared.reserved
-        path = self.url.partition(b"?")[0].removeprefix(self.root_path.encode())
-        if path in limits.PROBE_PATHS:
+        if self.url.partition(b"?")[0] in limits.PROBE_PATHS:
             return None
         if len(self.connections) - len(reserved) >= most:
             return limits.too_many_connections(most)

@@ -27,6 +27,8 @@ class Shared:
     access_log: AccessLog = field(default_factory=AccessLog)
     check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
     """A function of a request's method, target and scope. It tells why it is refused, if it is."""
+    below_root: Callable[[bytes], bytes] = lambda target: target
+    """A function that takes the prefix of `--root-path` from a target, where the proxy has left it."""
     proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies("127.0.0.1,::1"))
     max_head: int = limits.MAX_HEAD
     """Bytes of a request's first line and headers together."""

@@ -54,6 +54,27 @@ async def test_idle_connections_are_closed_at_the_end_and_others_after_their_ans
         writer.close()
 
 
+@pytest.mark.parametrize("root", ["/llm", "/api"])
+async def test_a_proxy_may_take_the_root_path_away_or_leave_it(serve: Serve, root: str) -> None:
+    _, address = await serve("--root-path", root, "--api-key", "k")
+    reader, writer = await asyncio.open_connection(*address)
+
+    async def status(path: str, *headers: str) -> int:
+        lines = (f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")
+        writer.write("\r\n".join(lines).encode())
+        head = await head_of(reader)
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+        return int(head.split()[1])
+
+    for path in ("/v1/models", "/api/tags"):  # Ollama's begins as the second root
+        for asked in (path, f"{root}{path}", f"{root}{path}?a=b"):
+            assert [await status(asked), await status(asked, "x-api-key: k")] == [401, 200], asked
+    assert [await status("/live"), await status(f"{root}/live")] == [200, 200]
+    for other in ("/v1/models", "/models"):
+        assert await status(f"{root}s{other}", "x-api-key: k") == 404
+    writer.close()
+
+
 async def test_who_has_just_connected_gets_an_answer_at_the_end(serve: Serve) -> None:
     server, address = await serve()
     reader, writer = await asyncio.open_connection(*address)
