@@ -17,6 +17,7 @@ import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -30,8 +31,14 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from server.errors import BadRequest, too_many
 from server.schemas.unknown_fields import Dialects, FieldNotes, find_unknown
 
-Flag = Annotated[bool, Strict()]
-"""A boolean that takes true and false only: "yes" and 1 are mistakes."""
+
+def _read_flag(value: object) -> object:
+    spelled = value.lower() if isinstance(value, str) else ""
+    return spelled == "true" if spelled in ("true", "false") else value
+
+
+Flag = Annotated[bool, Strict(), BeforeValidator(_read_flag)]
+"""A boolean, which may be spelled as a text, "true" or "False": "yes" and 1 are mistakes."""
 
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 _HALF_PAIR = "A text of the request contains half of a surrogate pair, which is not a character."

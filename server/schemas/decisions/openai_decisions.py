@@ -20,7 +20,7 @@ from server.requests.decisions import (
     predicate,
     score_confidence,
 )
-from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Text
+from server.schemas.body import FIRST_ERROR, Body, Bounds, Text
 from server.schemas.conversations.response_input import InputReader
 from server.schemas.conversations.responses import (
     MAX_ITEMS,
@@ -51,7 +51,7 @@ class PredicateForm(_Asked):
 
 
 class _Choice(Body):
-    value: Annotated[Text, Strict()] | Flag
+    value: Annotated[Text, Strict()] | Annotated[bool, Strict()]
     description: Text = ""
 
 
