@@ -101,9 +101,9 @@ UNSUPPORTED: Mapping[str, Neutral] = {
     "lora_request": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
-    "watermarking": (),
-    "routed_experts_prompt_start": (),
-    "mm_payload": (),
+    "watermarking": (False,),
+    "routed_experts_prompt_start": (0,),
+    "mm_payload": ("tensors", "none"),  # says what only answers of /render carry
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "return_mm_kwargs": (False,),
