@@ -211,9 +211,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: Annotated[int, OptionDoc(ANSWERS, least=-1)] = 20
     """Maximum number of logprobs that a request may ask for; -1 is no limit."""
     logprobs_mode: Annotated[LogprobsMode, OptionDoc(ANSWERS, get_args(LogprobsMode))] = "raw_logprobs"
-    """What answers show as logprobs, and best_of ranks by: logprobs or logits as the model gives them, or as
-    tokens are drawn, behind masks, bias, penalties, temperature and filters. Those of prompts are raw
-    logprobs."""
+    """What answers show as logprobs, and best_of ranks by: logprobs or logits as the model gives them to what
+    a grammar lets come, or as tokens are drawn, behind masks, bias, penalties, temperature and filters. Those
+    of prompts are raw logprobs."""
     stream_interval: Annotated[int, OptionDoc(ANSWERS, least=1)] = 1
     """Tokens in a streamed chunk; the first comes alone."""
     enable_prompt_tokens_details: Annotated[bool, OptionDoc(ANSWERS)] = False
