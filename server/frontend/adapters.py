@@ -217,7 +217,7 @@ class ServedAdapters:
             await self._engines.drop(name)
 
     def _allowed(self, path: str) -> Path:
-        """The real path of a folder that clients may have loaded. Raises BadRequest for others."""
+        """The real path of a folder that clients may have loaded. Raises ApiError for others."""
         options = self._options
         if not (options.lora_dir or options.lora_repos):
             raise BadRequest(
@@ -226,7 +226,7 @@ class ServedAdapters:
         if (found := folder_below(options.lora_dir, path)) is not None:
             return found
         if not may_be_downloaded(options.lora_repos, path):
-            raise BadRequest(
+            raise NotFound(
                 "There is no such folder below those of --lora-dir, nor is it in --lora-repos.", "lora_path"
             )
         try:

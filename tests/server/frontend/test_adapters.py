@@ -171,7 +171,7 @@ async def test_repositories_are_loaded_by_orders_too(tmp_path: Path, monkeypatch
     await adapters.load("mine", "owner/repo/sql", in_place=False)
     assert engines.states["mine"].adapter.source == "owner/repo/sql"
     for path in ("owner/other/sql", "owner/repo/../sql", "sql"):
-        with pytest.raises(BadRequest, match="no such folder"):
+        with pytest.raises(NotFound, match="no such folder"):
             await adapters.load("no", path, in_place=False)
     state = await adapters.use("mine", "owner/repo/sql")
     assert state is engines.states["mine"]
