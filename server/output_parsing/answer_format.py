@@ -243,17 +243,22 @@ class AnswerWriter:
 
 
 def behind_thinking(
-    form: AnswerGrammar, format: AnswerFormat, calls: AnswerGrammar | None = None, *, is_open: bool = False
+    form: AnswerGrammar,
+    format: AnswerFormat,
+    calls: AnswerGrammar | None = None,
+    *,
+    is_open: bool = False,
+    may_open: bool = True,
 ) -> AnswerGrammar:
     """A grammar of reasoning, as the model writes it, and then an answer of this form, or these calls.
 
-    `is_open`: the prompt has opened the reasoning; otherwise the model may.
+    `is_open`: the prompt has opened the reasoning; otherwise the model may, if it `may_open` some.
     """
     lark, thinking = LarkGrammar(format.tokens), format.thinking or NO_MARKERS
     answer = f"{lark.literal(thinking.answers)} @answer".lstrip()
     if calls is not None:
         answer = f"({answer} | @calls)"
-    if thinking.closes:
+    if thinking.closes and (is_open or may_open):
         text = lark.text_without(thinking.closes)
         inside = lark.one_of(lark.until(text, end) for end in thinking.closes)
         behind = f"{inside} space? {lark.literal(thinking.then)}".rstrip()

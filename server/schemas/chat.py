@@ -21,7 +21,7 @@ from server.schemas.repaired_history import HistoryOptions
 from server.schemas.sampling_fields import Budget, BudgetOptions, ChunkChoice, GenerationBody, Usage
 from server.schemas.unknown_fields import note_name
 from server.schemas.vendor_bodies.foreign_fields import CHAT_FIELDS, GENERATION_NAMES
-from server.text.chat_template import AnswerStyle, Effort, Verbosity
+from server.text.chat_template import SWITCHES, AnswerStyle, Effort, Verbosity
 
 
 class Reasoning(Body):
@@ -147,6 +147,13 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
     def may_be_told(self) -> bool:
         """Whether tools may be described in text: the client's own template shows them itself."""
         return self.chat_template is None or self.choice.mode == "required"
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the model may think by itself: False where the request switches it off."""
+        said = self.chat_template_kwargs or {}
+        switched = next((said[name] for name in SWITCHES if name in said), self.enable_thinking)
+        return self.reasoning_effort != "none" if switched is None else switched is not False
 
     @property
     def style(self) -> AnswerStyle | None:

@@ -37,7 +37,7 @@ RESERVED = {
 }
 """The arguments of `render` that `chat_template_kwargs` may not replace."""
 
-_SWITCHES = ("enable_thinking", "thinking", "reasoning")
+SWITCHES = ("enable_thinking", "thinking", "reasoning")
 """The names under which templates ask whether the model shall think."""
 
 _PROBE = "facet asks whether this is written"
@@ -71,7 +71,7 @@ class AnswerStyle(msgspec.Struct, frozen=True, gc=False):
         if thinks is None and self.effort is not None:
             thinks = self.effort != "none"
         said = {
-            **dict.fromkeys(_SWITCHES, thinks),
+            **dict.fromkeys(SWITCHES, thinks),
             "reasoning_effort": self.effort,
             "verbosity": self.verbosity,
             "thinking_budget": self.budget,

@@ -120,6 +120,7 @@ async def plan_form(
     calls: AnswerGrammar | None = None,
     *,
     owner: str = "",
+    may_think: bool = True,
 ) -> AnswerPlan:
     """The same plan with the form that was asked for. Raises the error that refuses it.
 
@@ -129,7 +130,7 @@ async def plan_form(
     built = await frontend.grammars.check(asked, owner)
     ignored = [f"{asked.field}: not enforced: {', '.join(built.ignored)}"] if built.ignored else []
     if plan.format is not None:
-        built = _behind(built, plan.format, prompt, calls)
+        built = _behind(built, plan.format, prompt, calls, may_think=may_think)
     return replace(plan, bounds={"grammar": built.for_engine()}, warnings=[*plan.warnings, *ignored])
 
 
@@ -168,7 +169,9 @@ async def _plan_calls(
     names = [name for name in conversation.tools if choice.allows(name)]
     if not names or format.dialect is None:
         plan = AnswerPlan(format if format.thinking else None)
-        return plan if form is None else await plan_form(frontend, form, plan, prompt, owner=owner)
+        if form is None:
+            return plan
+        return await plan_form(frontend, form, plan, prompt, owner=owner, may_think=chat.may_think)
     tools = _asked_tools(conversation, names, every=required or level == "parameter")
     several = chat.several_calls
     if form is not None:
@@ -177,7 +180,7 @@ async def _plan_calls(
             ask_for_calls(alone, tools, required=True, several=several, is_thinking=False), owner
         )
         plan = AnswerPlan(format, warnings=_ignored(calls))
-        return await plan_form(frontend, form, plan, prompt, calls, owner=owner)
+        return await plan_form(frontend, form, plan, prompt, calls, owner=owner, may_think=chat.may_think)
     is_free = choice.mode == "auto" and several and len(names) == len(conversation.tools)
     if is_free and level == "auto" and not any(tool.bound for tool in tools):
         return AnswerPlan(format)
@@ -211,14 +214,15 @@ def _ignored(built: AnswerGrammar) -> list[str]:
 
 
 def _behind(
-    built: AnswerGrammar, format: AnswerFormat, prompt: str, calls: AnswerGrammar | None
+    built: AnswerGrammar, format: AnswerFormat, prompt: str, calls: AnswerGrammar | None, *, may_think: bool
 ) -> AnswerGrammar:
     """The form behind reasoning, or calls in its place."""
     if format.thinking is None and calls is None:
         return built
     if calls is not None and _begin_alike(built, format.opener):
         raise BadRequest(_ALIKE, "tools")
-    return behind_thinking(built, format, calls, is_open=format.begins_thinking(prompt))
+    is_open = format.begins_thinking(prompt)
+    return behind_thinking(built, format, calls, is_open=is_open, may_open=may_think)
 
 
 def _begin_alike(built: AnswerGrammar, opener: str) -> bool:

@@ -99,3 +99,14 @@ def test_options_of_json_are_kept() -> None:
     built = build_grammar(AskedForm(StructuredOutputsParams(json={"type": "array"}), "f"), {})
     text = behind_thinking(built, PLAIN.format).text
     assert "whitespace_pattern" in json.dumps(json.loads(text)["grammars"][1]["json_schema"])
+
+
+def test_a_model_that_shall_not_think_opens_no_reasoning() -> None:
+    form = build_grammar(AskedForm(StructuredOutputsParams(choice=["12", "3"]), "f"), {})
+
+    def may_write(given: Prompt, *tokens: int) -> bool:
+        built = behind_thinking(form, given.format, is_open=given.is_open, may_open=False)
+        return follows(matcher_of(built.for_engine(), SPELLING, 260), [*tokens], END)
+
+    assert may_write(prompt(TOLD), *b"12") and not may_write(prompt(TOLD), OPEN, CLOSE, *b"12")
+    assert may_write(OPENED, CLOSE, *b"12")
