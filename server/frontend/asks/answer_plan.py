@@ -189,8 +189,9 @@ async def _plan_calls(
             raise BadRequest(f"`strict` is true for {', '.join(strict)}. {FREE_CALLS}. {_REQUIRE}", "tools")
         return AnswerPlan(format, warnings=[f"tools: {FREE_CALLS}"])
     is_thinking = format.begins_thinking(prompt)
+    bound = format if is_thinking or chat.may_think or not required else replace(format, thinking=None)
     built = await frontend.grammars.check(
-        ask_for_calls(format, tools, required=required, several=several, is_thinking=is_thinking), owner
+        ask_for_calls(bound, tools, required=required, several=several, is_thinking=is_thinking), owner
     )
     return AnswerPlan(format, {"grammar": built.for_engine()}, _ignored(built), bool(built.wakes))
 
