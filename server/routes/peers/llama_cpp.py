@@ -81,7 +81,7 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
         }
 
     form = StreamForm(lambda _: running == 0, _error_event)
-    return PlainWriter(write, form, is_list=head.choices > 1)
+    return PlainWriter(write, form, is_list=head.choices > 1, is_empty=body.scores_only)
 
 
 def _timings(end: End) -> dict[str, float]:

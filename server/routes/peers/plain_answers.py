@@ -10,6 +10,7 @@ from fastapi import Response
 from msgspec.structs import replace
 
 from server.frontend.asks.parts import Part
+from server.frontend.text_output import Delta
 from server.http.sse import JSON, StreamForm, encode
 
 
@@ -23,6 +24,8 @@ class PlainWriter:
     """Whether the whole answer is a list."""
     repeats: bool = False
     """Whether an event has all of its choice so far, and not only what is new."""
+    is_empty: bool = False
+    """Whether no tokens were asked for. The engine makes one for each request, which is not shown then."""
     closing: bytes = b""
     """The last event."""
     _choices: dict[int, Part] = field(default_factory=dict)
@@ -37,6 +40,9 @@ class PlainWriter:
 
     def take(self, parts: list[Part]) -> None:
         for part in parts:
+            if self.is_empty:
+                ended = None if part.delta.finish_reason is None else "length"
+                part = replace(part, delta=Delta(part.delta.index, finish_reason=ended))
             if (known := self._choices.get(part.choice)) is not None:
                 before, delta = known.delta, part.delta
                 ids, logprobs = before.token_ids + delta.token_ids, before.logprobs + delta.logprobs

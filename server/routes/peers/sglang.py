@@ -52,7 +52,9 @@ def write_generated(head: Head, body: GenerateRequest) -> PlainWriter:
         found = {"text": delta.text, "output_ids": delta.token_ids, "meta_info": info}
         return found | ({"index": part.choice} if several and body.stream else {})
 
-    return PlainWriter(write, DONE_FORM, is_list=several, repeats=True, closing=DONE)
+    return PlainWriter(
+        write, DONE_FORM, is_list=several, repeats=True, is_empty=body.scores_only, closing=DONE
+    )
 
 
 def _finish(part: Part) -> dict[str, object] | None:

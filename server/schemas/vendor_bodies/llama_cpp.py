@@ -23,6 +23,11 @@ class PlainCompletion(CompletionRequest):
                 raise BadRequest(f"`{name}` is for /v1/completions.", name)
         return self
 
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt is read into the cache, and nothing is answered."""
+        return self.max_tokens == 0
+
 
 class LlamaCompletion(PlainCompletion):
     """An answer fills the context if nothing bounds it."""
@@ -34,7 +39,9 @@ class LlamaCompletion(PlainCompletion):
     }
 
     max_tokens: int | None = Field(
-        default=FILLS_CONTEXT, json_schema_extra={"default": -1}, description="-1 fills the context."
+        default=FILLS_CONTEXT,
+        json_schema_extra={"default": -1},
+        description="-1 fills the context; 0 has the prompt cached.",
     )
 
 

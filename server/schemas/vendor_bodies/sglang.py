@@ -33,7 +33,9 @@ class GenerateRequest(PlainCompletion):
         ),
     }
 
-    max_tokens: int | None = Field(default=128, description="`max_new_tokens` in `sampling_params`.")
+    max_tokens: int | None = Field(
+        default=128, description="`max_new_tokens` in `sampling_params`; 0 has the prompt cached."
+    )
     is_batch: Flag = Field(default=False, description="Answer with a list, as where `text` is one.")
 
     @model_validator(mode="before")
