@@ -17,7 +17,7 @@ from server.errors import ApiError, BadRequest
 Dialects = Mapping[str, tuple[str, str]]
 """Field of another API -> the path and the dialect in which it is taken."""
 
-FOREIGN = frozenset({"mode", "models"})
+FOREIGN = frozenset({"mode", "models", "typical"})
 """Fields of other servers that are one letter away from one of ours, and no slips."""
 
 _REPORTED = 5

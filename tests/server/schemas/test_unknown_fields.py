@@ -48,7 +48,7 @@ def test_a_slip_is_told_the_name_that_was_meant(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["zzzz", "top_a", "models", "mode", "m", "rep_pen", "enable_search", "x" * 99]
+    "name", ["zzzz", "top_a", "models", "mode", "typical", "m", "rep_pen", "enable_search", "x" * 99]
 )
 def test_a_field_that_nobody_knows_is_let_through_and_told(name: str) -> None:
     body, notes = read({**TALK, name: {"a": 1}}, ChatRequest)
