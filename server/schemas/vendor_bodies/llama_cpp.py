@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest
 from server.schemas.body import MEANINGLESS, Body, Flag, ForeignField, Text, optional
@@ -43,6 +44,16 @@ class LlamaCompletion(PlainCompletion):
         json_schema_extra={"default": -1},
         description="-1 fills the context; 0 has the prompt cached.",
     )
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def read_pairs(cls, value: object) -> object:
+        """Reads llama.cpp's pairs, too: the id of a token, and its bias, or false if it may not come."""
+        if not isinstance(value, list):
+            return value
+        if not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in value):
+            raise PydanticCustomError("pairs_type", "Input should be pairs of a token's id and its bias")
+        return {str(id): -100 if bias is False else bias for id, bias in value}
 
 
 class LlamaInfill(LlamaCompletion):
