@@ -147,5 +147,5 @@ _READERS: Mapping[str, Callable[[str, Any], AskedForm | None]] = {
     "json_schema": _constraint("json"),
     "regex": _constraint("regex"),
     "ebnf": _constraint("grammar"),
-    "grammar": _constraint("grammar"),
+    "grammar": lambda field, value: _asked(field, {"grammar": value}) if value != "" else None,
 }
