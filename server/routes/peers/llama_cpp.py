@@ -86,13 +86,19 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
 
 def _timings(end: End) -> dict[str, float]:
     counts, times = end.counts, end.times
-    rate = counts.output / times.decode_time if times.decode_time else 0.0
     return {
-        "prompt_n": counts.prompt - counts.cached,
-        "prompt_ms": 1000 * times.prefill_time,
-        "predicted_n": counts.output,
-        "predicted_ms": 1000 * times.decode_time,
-        "predicted_per_second": rate,
+        "cache_n": counts.cached,
+        **_pace("prompt", counts.prompt - counts.cached, times.prefill_time),
+        **_pace("predicted", counts.output, times.decode_time),
+    }
+
+
+def _pace(what: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": 1000 * seconds,
+        f"{what}_per_token_ms": 1000 * seconds / tokens if tokens else 0.0,
+        f"{what}_per_second": tokens / seconds if seconds else 0.0,
     }
 
 
