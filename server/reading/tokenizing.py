@@ -61,9 +61,17 @@ def read_tokens(ids: list[int], field: str, context: ReadingContext, *, hides_sp
 def read_llama_tokenize(body: LlamaTokenize, context: ReadingContext) -> bytes:
     """The answer to the request, as JSON."""
     ids, _ = encode_conversation(Written(body.content), context, add_special_tokens=bool(body.add_special))
-    text = context.tokenizer.token_text
-    pieces = [{"id": id, "piece": text(id)} for id in ids] if body.with_pieces else ids
+    said = context.tokenizer.token_bytes
+    pieces = [{"id": id, "piece": _piece(said(id))} for id in ids] if body.with_pieces else ids
     return msgspec.json.encode({"tokens": pieces})
+
+
+def _piece(said: bytes) -> str | list[int]:
+    """The text of a token, or its bytes if they are no whole characters."""
+    try:
+        return said.decode()
+    except UnicodeDecodeError:
+        return [*said]
 
 
 def read_llama_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:

@@ -88,4 +88,6 @@ class LlamaTokenize(Body):
     model: Text | None = None
     content: Text
     add_special: Flag | None = Field(default=False, description="Add the tokenizer's own tokens.")
-    with_pieces: Flag | None = optional("Tell the text of each token, too.")
+    with_pieces: Flag | None = optional(
+        "Tell the text of each token, too, or its bytes where they are no character."
+    )
