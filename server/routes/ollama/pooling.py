@@ -30,8 +30,8 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Embed one text. The vector is not normalized unless the model does so."""
     answer = await ask(request, body, body.terms, "", pool_texts)
-    [vector] = answer.vectors
-    return Response(b'{"embedding":%s}' % as_json(vector), media_type=JSON)
+    vector = next(map(as_json, answer.vectors), b"[]")
+    return Response(b'{"embedding":%s}' % vector, media_type=JSON)
 
 
 @router.post("/api/rerank")

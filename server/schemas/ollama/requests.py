@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from server.errors import BadRequest
 from server.media.media_parts import is_reference
@@ -203,11 +203,15 @@ class OllamaEmbedRequest(OllamaBody):
     def terms(self) -> RequestTerms:
         return RequestTerms(self.model)
 
+    @field_validator("input", mode="before")
+    @classmethod
+    def read_nothing(cls, value: object) -> object:
+        """Reads the empty text alone as none: Ollama's client sends it to have a model loaded."""
+        return None if value == "" else value
+
     @property
     def sources(self) -> list[Source]:
-        if not self.input:
-            raise BadRequest(f"`{self.texts_field}` must not be empty: give a text.", self.texts_field)
-        return self.input
+        return self.input or []
 
     def truncation(self, facts: Facts) -> Truncation:
         most = self.asked.window(facts.max_text_len)
