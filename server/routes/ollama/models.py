@@ -28,6 +28,11 @@ VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients refuse servers that are too old for them."""
 NEVER = "1970-01-01T00:00:00Z"
 FOREVER = "9999-12-31T23:59:59Z"
+_NO_DETAILS = {
+    **dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), ""),
+    "families": None,
+}
+"""What is told of a model that was never loaded. Clients in typed languages read no list that lacks one."""
 _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Ollama's names of number types, and their bytes."""
 
@@ -142,7 +147,14 @@ def _unknown(name: str) -> dict[str, object]:
     """What is told of a model that was never loaded."""
     tagged = _tagged(name)
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return {"name": tagged, "model": tagged, "modified_at": NEVER, "size": 0, "digest": digest, "details": {}}
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": NEVER,
+        "size": 0,
+        "digest": digest,
+        "details": _NO_DETAILS,
+    }
 
 
 def _listed(name: str, facts: Facts) -> dict[str, object]:
