@@ -122,7 +122,7 @@ class OllamaAnswering(OllamaBody):
         "Leave out the oldest messages of a conversation that is too long, unless it is false."
     )
     logprobs: Flag | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = optional("Without effect unless `logprobs` is true.")
 
     @cached_property
     def chat(self) -> ChatRequest:
@@ -132,7 +132,7 @@ class OllamaAnswering(OllamaBody):
     def _asked(self) -> dict[str, Any]:
         asked = self.asked.as_ours()
         asked |= {"model": self.model, "stream": self.stream is not False}
-        asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
+        asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs if self.logprobs else None}
         asked["response_format"] = _response_format(self.format)
         asked["enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"] = self.think
         return asked
