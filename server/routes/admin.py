@@ -45,12 +45,15 @@ class AbortBody(BaseModel):
     request_ids: Annotated[list[str], Field(max_length=10_000), FIRST_ERROR]
 
 
+@router.head("/live", include_in_schema=False)
 @router.get("/live")
 async def live() -> JSONResponse:
     """Answer 200 while the process runs, whatever the engine does."""
     return JSONResponse({"state": "live"})
 
 
+@router.head("/ready", include_in_schema=False)
+@router.head("/health", include_in_schema=False)
 @router.get("/ready")
 @router.get("/health")
 @router.get("/ping")

@@ -54,6 +54,8 @@ async def test_health_through_a_life(client: FakeClient, ready: GetReady, make: 
     async with connect(frontend) as http:
         for path in ("/health", "/ready", "/ping", "/live", "/version", "/load", "/metrics"):
             assert (await http.get(path)).status_code == 200, path
+        for path in ("/health", "/ready", "/live", "/api/tags", "/api/version"):  # as wget --spider does
+            assert (await http.head(path)).status_code == 200, path
         assert (await http.post("/ping")).status_code == 200
         frontend.begin_drain(refuse=True)
         response = await http.get("/ready")

@@ -37,6 +37,7 @@ _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Ollama's names of number types, and their bytes."""
 
 
+@router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags")
 async def list_models(request: Request) -> JSONResponse:
     """List the served models."""
@@ -106,6 +107,7 @@ async def show(body: OllamaShowRequest, request: Request) -> JSONResponse:
     )
 
 
+@router.head("/api/version", include_in_schema=False)
 @router.get("/api/version")
 async def show_version() -> JSONResponse:
     """Return the version of Ollama whose API this is."""
