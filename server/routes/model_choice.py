@@ -144,9 +144,11 @@ class ModelChoice:
             raise NotFound(f"`{named.adapter}` is an adapter, and those answer no recordings.", "model")
         request.caller = caller.for_model(self._models.names_of(state)) or caller
         unloads = path.startswith(OLLAMA) and asked is not None and may_unload(asked.keep_alive, caller)
-        if unloads and state.slot.state == "unloaded" and is_without_prompt(path, raw):
+        if unloads and is_without_prompt(path, raw):  # whatever the model does
             found = without_prompt(state.entry.name, "unload", is_chat=path == _OLLAMA_CHAT)
-            return await found(scope, receive, send)
+            await found(scope, receive, send)
+            await self._models.unload(state)
+            return
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0

@@ -11,11 +11,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from server.access.client_identity import Caller
-from server.access.request_state import state_of
 from server.errors import OLLAMA, ApiError, BadRequest, error_body
 from server.frontend.asks.answers import Converse
 from server.frontend.asks.parts import ConversationHead, End, Part, Terms
-from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.sse import StreamForm, encode, json_response
 from server.options.server_flags import ServerConfig
@@ -24,7 +22,7 @@ from server.output_parsing.unread_text import Text as TextPart
 from server.reading.prompts import Conversation
 from server.routes.answering import ask, ended, new_call_id, object_of, respond
 from server.routes.chat import read_chat
-from server.routes.request_context import frontend_of, server_of
+from server.routes.request_context import frontend_of
 from server.schemas.logprobs import ChatTokenLogprob, chat_logprobs
 from server.schemas.ollama import answers as api
 from server.schemas.ollama.requests import OllamaAnswering, OllamaChatRequest, OllamaGenerateRequest
@@ -51,10 +49,8 @@ async def _respond(body: OllamaAnswering, request: Request, *, is_empty: bool) -
     frontend, is_chat = frontend_of(request), isinstance(body, OllamaChatRequest)
     frontend.check_model(body.model)
     facts = frontend.facts
-    if is_empty:  # clients have a model loaded so, or unloaded
-        caller = state_of(request.scope).caller
-        unloads = isinstance(server_of(request), ManyModels) and may_unload(body.keep_alive, caller)
-        return without_prompt(facts.model_names[0], "unload" if unloads else "load", is_chat=is_chat)
+    if is_empty:  # clients have a model loaded so
+        return without_prompt(facts.model_names[0], "load", is_chat=is_chat)
     read = partial(read_answering, body, facts.max_model_len)
     answer = await ask(request, body, body.chat.terms, "ollama-", read)
     writer = AnswerWriter(answer.head, body)

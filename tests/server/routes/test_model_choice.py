@@ -278,13 +278,14 @@ async def test_other_times_and_other_apis_leave_a_model_loaded(path: str, keep_a
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
-async def test_what_is_not_loaded_is_not_loaded_to_be_unloaded(path: str) -> None:
+@pytest.mark.parametrize("state", ["unloaded", "loaded"])
+async def test_a_model_is_neither_loaded_nor_asked_to_be_unloaded(path: str, state: str) -> None:
     models = FakeModels()
-    models.states[1].slot.state = "unloaded"
+    models.states[1].slot.state = state
     status, answer, _ = await ask(models, {"model": "second", "keep_alive": 0}, path=path)
     told = json.loads(answer)
     assert (status, told["model"], told["done"], told["done_reason"]) == (200, "second", True, "unload")
-    assert models.used == []
+    assert (models.used, models.unloaded) == ([], ["second"])
 
 
 def test_only_an_administrators_key_has_a_model_unloaded() -> None:
