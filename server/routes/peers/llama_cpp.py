@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from msgspec.structs import asdict
 
 from server.errors import ApiError, error_body
 from server.frontend.asks.parts import End, Head, Part
+from server.frontend.text_output import Delta
 from server.http.endpoint import Endpoint, require_ready
 from server.http.sse import StreamForm, encode, list_response
 from server.requests.vectors import as_json
@@ -20,7 +22,7 @@ from server.routes.completions import read_completion
 from server.routes.peers.plain_answers import PlainWriter
 from server.routes.pooling import pool_texts
 from server.routes.request_context import frontend_of, server_of
-from server.schemas.logprobs import chat_logprobs
+from server.schemas.logprobs import TokenNames, chat_logprobs
 from server.schemas.vendor_bodies.llama_cpp import LlamaCompletion, LlamaEmbedRequest, LlamaInfill
 
 router = APIRouter(route_class=Endpoint, tags=["llama.cpp"])
@@ -63,7 +65,7 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
             "tokens_evaluated": counts.prompt,
         }
         if body.logprobs is not None:
-            found["completion_probabilities"] = chat_logprobs(delta.token_ids, delta.logprobs, head.names)
+            found["completion_probabilities"] = _probabilities(delta, head.names)
         if delta.finish_reason is None:
             return found
         running -= 1
@@ -82,6 +84,22 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
 
     form = StreamForm(lambda _: running == 0, _error_event)
     return PlainWriter(write, form, is_list=head.choices > 1, is_empty=body.scores_only)
+
+
+def _probabilities(delta: Delta, names: TokenNames) -> list[dict[str, Any]]:
+    """The likeliest tokens of each place, as chat completions has them, and the ids of all."""
+    return [
+        {
+            **asdict(told),
+            "id": entry.ids[0],
+            "top_logprobs": [
+                {"id": id, **asdict(top)} for id, top in zip(entry.ids[1:], told.top_logprobs, strict=True)
+            ],
+        }
+        for entry, told in zip(
+            delta.logprobs, chat_logprobs(delta.token_ids, delta.logprobs, names), strict=True
+        )
+    ]
 
 
 def _timings(end: End) -> dict[str, float]:
