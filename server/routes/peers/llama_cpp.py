@@ -50,7 +50,7 @@ def _error_event(error: ApiError) -> bytes:
 
 def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
     """A writer of llama.cpp's answers."""
-    running = head.choices
+    running, broken = head.choices, set[int]()
 
     def write(part: Part) -> dict[str, Any]:
         nonlocal running
@@ -66,6 +66,8 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
         }
         if body.logprobs is not None:
             found["completion_probabilities"] = _probabilities(delta, head.names)
+        if "\n" in delta.text:
+            broken.add(part.choice)
         if delta.finish_reason is None:
             return found
         running -= 1
@@ -74,7 +76,7 @@ def write_completion(head: Head, body: LlamaCompletion) -> PlainWriter:
             "model": head.model,
             "prompt": head.prompts[part.choice // head.n].text or "",
             "generation_settings": {},
-            "has_new_line": "\n" in delta.text,
+            "has_new_line": part.choice in broken,
             "truncated": False,
             "stop_type": "word" if by_word else _STOPS.get(delta.finish_reason, "none"),
             "stopping_word": delta.stop_reason if by_word else "",
