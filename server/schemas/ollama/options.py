@@ -77,6 +77,8 @@ class OllamaOptions(Body):
         """The options that were given, in the words of chat completions."""
         asked = {name: getattr(self, name) for name in _SAME}
         asked |= {"stop": self.stop or None, "repetition_penalty": self.repeat_penalty}
+        if self.top_p == 0:  # the likeliest token alone, as in Ollama
+            asked |= {"top_p": None, "top_k": 1}
         if (self.num_predict or 0) > 0:
             asked["max_tokens"] = self.num_predict
         return {name: value for name, value in asked.items() if value is not None}
