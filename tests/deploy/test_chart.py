@@ -108,8 +108,9 @@ def _environ() -> dict[str, str]:
 def test_engines_need_a_key_and_one_api_pod() -> None:
     with pytest.raises(AssertionError, match="clusterKeySecret"):
         render_chart({"headless": {"pods": 1}})
-    with pytest.raises(AssertionError, match="set replicas to 1"):
-        render_chart({"replicas": 2, "headless": {"pods": 1, "clusterKeySecret": "k"}})
+    for more in ({"replicas": 2}, {"autoscaling": {"enabled": True}}):
+        with pytest.raises(AssertionError, match="set replicas to 1, and autoscaling"):
+            render_chart({**more, "headless": {"pods": 1, "clusterKeySecret": "k"}})
 
 
 def test_the_chart_has_the_version_of_the_package() -> None:
