@@ -188,7 +188,11 @@ class OllamaGenerateRequest(OllamaAnswering):
             raise BadRequest(f"`images` and `system` need the chat template: leave `{name}` out.", name)
         said = {"role": "user", "content": with_images(self.prompt or "", self.images or [])}
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return {**super()._asked(), "messages": [*system, said]}
+        asked = {**super()._asked(), "messages": [*system, said]}
+        if (self.raw or self.suffix) and not self.think and asked["response_format"]:
+            # No template opens reasoning, and so the form begins with the first token, as in Ollama.
+            asked["separate_reasoning"] = False
+        return asked
 
 
 class OllamaEmbedRequest(OllamaBody):
