@@ -1,5 +1,6 @@
 """The proxies' own programs with our files: an event reaches the client before the next one is made."""
 
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from live import wait_until
 from ports import free_ports
 
 from server.options.parse_server_options import OPTIONS
+from server.routes.batches import MOST_FILE
 
 EVENTS = [b"data: %d\n\n" % number for number in range(4)]
 
@@ -129,3 +131,8 @@ def test_options_that_the_files_name_are_there() -> None:
     flags = {option.flag for option in OPTIONS}
     for path in (DEPLOY / "proxies").iterdir():
         assert "--allowed-hosts" in path.read_text() and "--allowed-hosts" in flags
+
+
+def test_nginx_takes_the_longest_body_that_the_server_takes() -> None:
+    [megabytes] = re.findall(r"client_max_body_size (\d+)m;", (DEPLOY / "proxies" / "nginx.conf").read_text())
+    assert int(megabytes) << 20 > MOST_FILE
