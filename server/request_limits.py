@@ -32,6 +32,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Messages of all conversations of a request."""
     detokenized: int = 16
     """How many times the longest prompt a list of ids may be that is turned into text."""
+    fits_context: bool = True
+    """Whether more tokens than the context has room for are refused; otherwise its end ends the answer."""
 
 
 LIMITS = Limits()
+NO_LIMITS = Limits(*[1 << 62] * (len(Limits.__struct_fields__) - 1), fits_context=False)
+"""For the requests of a program, which is its own operator."""

@@ -17,6 +17,7 @@ from server.metrics.server_metrics import Metrics
 from server.metrics.stat_loggers import MakeStatLogger, StatLoggers
 from server.options.media_options import MEDIA_KINDS, MediaOptions
 from server.options.server_flags import ServerConfig
+from server.request_limits import NO_LIMITS
 from server.terminal.progress_bar import ProgressDisplay
 from worker import logs
 
@@ -30,6 +31,7 @@ SHUT_DOWN = "The engine has been shut down."
 def open_frontend(config: ServerConfig, client: EngineClient) -> Frontend:
     """The frontend of a program, whose requests are the operator's own."""
     frontend = Frontend(_for_programs(config), client, Metrics(config.model_names[0]))
+    frontend.limits = NO_LIMITS
     if config.engine.worker.lora.enable_lora:
         frontend.adapters = ServedAdapters(frontend)
     return frontend

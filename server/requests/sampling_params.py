@@ -163,7 +163,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         """The same for a prompt of another length."""
         check_prompt_length(prompt_len, facts)
         max_tokens = self._max_tokens(facts, prompt_len)
-        self._check_min_tokens(max_tokens)
+        self._check_min_tokens(max_tokens, facts)
         return self._choices(msgspec.structs.replace(resolved, max_tokens=max_tokens, seed=self._seed()))
 
     def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
@@ -182,7 +182,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         if -1 < sigmas < 0:
             raise invalid("top_n_sigma", f"top_n_sigma must be {_SIGMAS}, got {sigmas}.", sigmas)
         greedy, max_tokens = temperature < GREEDY_BELOW, self._max_tokens(facts, prompt_len)
-        self._check_min_tokens(max_tokens)
+        self._check_min_tokens(max_tokens, facts)
         ends = () if self.ignore_eos else facts.eos_token_ids
         if self.stop_token_ids:
             facts.check_token_ids(self.stop_token_ids, "stop_token_ids")
@@ -245,7 +245,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             return min(int(facts.defaults.get("max_tokens", room)), room)
         if asked < 1:
             raise invalid("max_tokens", f"max_tokens must be at least 1, got {asked}.", asked)
-        if asked > facts.max_model_len:
+        if asked > facts.max_model_len and facts.limits.fits_context:
             raise invalid(
                 "max_tokens",
                 f"max_tokens={asked} cannot be greater than max_model_len={facts.max_model_len}. Please "
@@ -254,8 +254,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             )
         return min(asked, room)
 
-    def _check_min_tokens(self, max_tokens: int) -> None:
+    def _check_min_tokens(self, max_tokens: int, facts: Facts) -> None:
         asked = self.min_tokens
+        if self.max_tokens is not None and not facts.limits.fits_context:
+            max_tokens = self.max_tokens
         if not 0 <= asked <= max_tokens:
             rule = (
                 "greater than or equal to 0"

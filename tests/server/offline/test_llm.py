@@ -93,6 +93,22 @@ def test_prompts_to_answer_lose_their_beginning_if_asked(llm: LLM):
             read(ids, keep)
 
 
+def test_the_bounds_of_a_server_are_none_of_a_program(llm: LLM):
+    stops = [f"stop {number}" for number in range(17)]
+    params = SamplingParams(n=129, max_tokens=1, stop=stops, logit_bias=dict.fromkeys(range(1025), 1.0))
+    (output,) = llm.generate(CAPITAL, params, use_tqdm=False)
+    assert len(output.outputs) == 129
+
+
+def test_the_end_of_the_context_ends_an_answer(llm: LLM):
+    most = llm.facts.max_model_len
+    params = SamplingParams(max_tokens=most + 1, min_tokens=20, temperature=0, ignore_eos=True)
+    (output,) = llm.generate([5] * (most - 4), params, use_tqdm=False)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (4, "length")
+    with pytest.raises(BadRequest, match="min_tokens must be less than or equal to max_tokens=4"):
+        llm.generate(CAPITAL, SamplingParams(max_tokens=4, min_tokens=5), use_tqdm=False)
+
+
 def test_sixteen_tokens_unless_asked(llm: LLM):
     (unasked,) = llm.generate("Once upon a time", use_tqdm=False)
     (asked,) = llm.generate("Once upon a time", SamplingParams(ignore_eos=True), use_tqdm=False)
