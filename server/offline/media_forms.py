@@ -18,7 +18,8 @@ from server.media.inline_files import InlineFiles
 from server.media.media_parts import MEDIA_PARTS, MediaFile
 
 _FORMS: dict[Kind, str] = {
-    "image": "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings",
+    "image": "a picture is one of Pillow, an array [height, width, 3] of 8 bits, the path of a file, a "
+    "file's bytes, or its embeddings",
     "video": "a video is the path of a file, a file's bytes, or its frames: an array [frames, height, width, "
     "3]",
     "audio": f"a sound is an array of samples from -1 to 1 at {RATE} Hz, (array, rate), the path of a file, "
@@ -54,13 +55,19 @@ def read_media(given: object) -> list[Given]:
 def _each(given: Any) -> Sequence[object]:
     """The pictures of which a program gives embeddings together: [pictures, N, width], or with grids."""
     if not isinstance(given, Mapping):
-        return list(given) if getattr(given, "ndim", 0) == 3 else [given]
+        several = getattr(given, "ndim", 0) == (4 if _is_pixels(given) else 3)
+        return list(given) if several else [given]
     rows, grid = as_array(given.get(_EMBEDS)), np.array(listed(given.get(_GRID, [])), np.int64)
     if rows is None or grid.ndim != 2 or not grid.prod(1).sum():
         return [given]
     patches = grid.prod(1).cumsum()
     pieces = np.split(rows, patches[:-1] * len(rows) // patches[-1])
     return [{_EMBEDS: piece, _GRID: sides} for piece, sides in zip(pieces, grid, strict=True)]
+
+
+def _is_pixels(given: object) -> bool:
+    """Whether an array is a picture, or several, and not embeddings, which are floats."""
+    return isinstance(given, np.ndarray) and given.dtype == np.uint8
 
 
 def with_files(message: Mapping[str, Any], files: InlineFiles) -> dict[str, Any]:
@@ -94,8 +101,10 @@ def as_part(kind: Kind, given: Any, files: InlineFiles) -> dict[str, Any]:
             file = Path(str(given).removeprefix("file://")).read_bytes()
         case bytes() | bytearray():
             file = bytes(given)
-        case _ if kind == "image" and (isinstance(given, Mapping) or hasattr(given, "ndim")):
-            return _encoded_part(given if isinstance(given, Mapping) else {_EMBEDS: given}, files)
+        case Mapping() if kind == "image":
+            return _encoded_part(given, files)
+        case _ if kind == "image" and hasattr(given, "ndim") and not _is_pixels(given):
+            return _encoded_part({_EMBEDS: given}, files)
         case _:
             file = {"image": _of_picture, "video": _of_frames, "audio": as_sound}[kind](given)
     made = file if isinstance(file, MediaFile) else MediaFile(file)
@@ -116,6 +125,8 @@ def _encoded_part(given: Mapping[str, Any], files: InlineFiles) -> dict[str, Any
 def _of_picture(given: object) -> bytes:
     from PIL import Image  # imported with the first picture
 
+    if isinstance(given, np.ndarray):
+        given = Image.fromarray(given)
     if not isinstance(given, Image.Image):
         raise TypeError(f"{_FORMS['image']}; got {type(given).__name__}")
     file, is_plain = BytesIO(), given.mode == "RGB" and "transparency" not in given.info

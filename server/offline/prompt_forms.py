@@ -64,9 +64,9 @@ class TextPrompt(TypedDict, total=False):
     prompt_embeds: Any
     """Embeddings in place of tokens [N, hidden size], as a tensor of torch or an array of NumPy."""
     multi_modal_data: Mapping[str, Any]
-    """{"image": ...} with a picture or a list of them: of Pillow, paths of files, their bytes, or with
-    enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}. Videos
-    are "video", and sounds "audio": samples at 16 kHz, (samples, rate), paths or bytes."""
+    """{"image": ...} with a picture or a list of them: of Pillow, arrays, paths of files, their bytes, or
+    with enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}.
+    Videos are "video", and sounds "audio": samples at 16 kHz, (samples, rate), paths or bytes."""
     mm_processor_kwargs: dict[str, Any]
     """Settings of the model's processor of media."""
     cache_salt: str

@@ -65,12 +65,12 @@ def test_prompts_have_pictures_in_every_form(pictured: Pictured, tmp_path: Path)
     path = tmp_path / "one.png"
     path.write_bytes(saved(ONE))
     text = "user: see <image> and <image> "
-    forms = [[ONE, TWO], [saved(ONE), TWO], [str(path), saved(TWO)], [path, TWO]]
+    forms = [[ONE, TWO], [saved(ONE), TWO], [str(path), saved(TWO)], [path, TWO], [np.array(ONE), TWO]]
     prompts: list[Any] = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
     answers = pictured.llm.generate([*prompts, "plain text"], GREEDY)
     right = pictured.right(BOS, "user: see ", ONE, " and ", TWO, " ")
-    assert [answer.outputs[0].token_ids for answer in answers[:4]] == [right] * 4
-    assert answers[0].prompt == text and len(answers[4].outputs[0].token_ids) == 6
+    assert [answer.outputs[0].token_ids for answer in answers[:5]] == [right] * 5
+    assert answers[0].prompt == text and len(answers[5].outputs[0].token_ids) == 6
 
 
 def test_each_round_of_a_beam_search_sees_the_pictures(pictured: Pictured) -> None:
