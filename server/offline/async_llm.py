@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -71,7 +72,7 @@ class AsyncLLM:
         self._opened: list[Connection] = []
         self._unsent: dict[int, str] = {}
         """The ids of requests that wait for the model, or whose prompts are read."""
-        self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
+        self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened, os.getpid())
 
     @classmethod
     def from_engine_args(
@@ -318,7 +319,9 @@ AsyncLLMEngine = AsyncLLM
 """The name that older versions of vLLM have for it."""
 
 
-def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> None:
+def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a process that the owner has forked ends, and the owner goes on
     for connection in opened:
         connection.close()
     engines.stop(SECONDS_TO_END)

@@ -259,6 +259,20 @@ def shut_down(engine: AsyncLLM) -> Iterator[AsyncLLM]:
         engine.shutdown()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_a_forked_process_ends_no_engine_of_another(engine: AsyncLLM):
+    before, loop = await text(engine, CAPITAL), asyncio.get_running_loop()
+    if (child := os.fork()) == 0:
+        try:
+            loop._thread_id = None  # pyright: ignore  # as if it had been forked while the loop stood still
+            engine.shutdown()  # as the interpreter does at its end
+        finally:
+            os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    async with asyncio.timeout(20):
+        assert await text(engine, CAPITAL) == before
+
+
 @pytest.mark.slow
 async def test_replicas():
     with shut_down(AsyncLLM("demo", data_parallel_size=2, **OPTIONS)) as engine:
