@@ -207,7 +207,7 @@ def _reader(
     """What reads a prompt of which `keep` tokens are left, and its text."""
     if isinstance(prompt, Conversation):
         messages = [with_files(message, files) for message in prompt.messages]
-        given = {name: value for name, value in prompt.template.items() if value is not None}
+        given = {name: value for name, value in prompt.template.items() if value not in (None, [])}
         body, form = validated(ChatRequest, {"messages": messages, **given}), prompt.content_format
 
         def read(known: ReadingContext) -> tuple[str, ReadPrompt]:

@@ -148,6 +148,7 @@ def test_the_options_of_a_chat_template(llm: LLM):
     template += "{% endif %}"
     assert prompt(chat_template=template) == "Hi:"
     assert prompt(chat_template=template, add_generation_prompt=False) == "Hi"
+    assert prompt(chat_template=template, tools=[], documents=[]) == "Hi:"
     assert prompt(chat_template=template, chat_template_kwargs={"mood": "!"}, tools=[TOOL]) == "Hi!T:"
     shown = prompt(chat_template=template, chat_template_content_format="openai")
     assert shown == "[{'type': 'text', 'text': 'Hi'}]:"
