@@ -206,7 +206,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Context length, prompt and output together, in tokens; 32k and 1M work. Not given, -1 or auto: what the
     model and the memory allow."""
     seed: Annotated[int, OptionDoc(MODEL)] = 0
-    """Seed of everything random at start, such as dummy weights."""
+    """Seed of everything random at start, such as dummy weights, and of what an `LLM` of Python draws."""
 
     device: Annotated[str, OptionDoc(MEMORY, ("auto", "cpu", "cuda"))] = "auto"
     """The device to run on; auto takes CUDA if it is there."""

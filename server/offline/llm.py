@@ -273,7 +273,7 @@ class LLM(LLMEngine):
         number = len(prompts)
         ranks = for_each("priority", Integral, priority, 0, number)
         loras = for_each("lora_request", LoRARequest, adapters, None, number)
-        params = prompt_forms.read_params(params)
+        params = self._read_params(params)
         given = zip(self._names(number), prompts, params, ranks, loras, strict=True)
         return [Asked(*each) for each in given]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from random import Random
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from server.model_facts import Facts
 from server.offline.local_engine import LocalEngine
 from server.offline.output_builder import Answers
 from server.offline.program_requests import Asked, PooledOutput, open_answers, open_texts
-from server.offline.prompt_forms import LoRARequest, PromptLike, read_params, read_prompt
+from server.offline.prompt_forms import Fields, LoRARequest, PromptLike, read_params, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.options.parse_server_options import EngineArgs, program_config
 from server.options.server_flags import ServerConfig, VllmConfig
@@ -59,6 +60,7 @@ class LLMEngine:
             _prepare(engine)
             self.local = LocalEngine(self.config, engine)
         self._transformers_tokenizer: Any = None
+        self._random = Random(self.config.engine.worker.seed)
         self._running: dict[str, asyncio.Task[None]] = {}
         """What follows each request that is not finished, by its id."""
         self._changed: Changed = {}
@@ -98,9 +100,19 @@ class LLMEngine:
         refuse_keywords("add_request", others, _UNSUPPORTED)
         if request_id in self._running:
             raise ValueError(f"a request with the id {request_id!r} is not finished yet")
-        [params] = read_params([params])
+        [params] = self._read_params([params])
         asked = Asked(request_id, read_prompt(prompt), params, priority, lora_request)
         self.local.call(self._add(asked))
+
+    def _read_params(self, given: Sequence[Fields]) -> list[Fields]:
+        """Parameters as `read_params` reads them. Draws without a seed follow the option `seed`, so that the
+        same calls of a program draw the same in each of its runs."""
+        return [
+            msgspec.structs.replace(one, seed=self._random.getrandbits(63))
+            if isinstance(one, SamplingParams) and one.seed in (None, -1)
+            else one
+            for one in read_params(given)
+        ]
 
     async def _add(self, asked: Asked) -> None:
         if isinstance(asked.params, PoolingParams):

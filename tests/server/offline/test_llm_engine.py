@@ -7,6 +7,7 @@ import pytest
 
 from engine_core.protocol import Failed
 from facet import (
+    LLM,
     BadRequest,
     Counter,
     EngineArgs,
@@ -180,3 +181,16 @@ def test_priority_decides_who_runs_first():
         ended += [output.request_id for output in engine.step() if output.finished]
     engine.shutdown()
     assert ended == ["first", "middle", "last"]
+
+
+def test_the_option_seed_decides_what_is_drawn_in_each_run():
+    params, prompts = SamplingParams(temperature=2, top_p=1, max_tokens=8), ["Once upon a time"] * 3
+    options = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": 1}
+
+    def draws(own: LLM) -> list[str]:
+        return [output.outputs[0].text for output in own.generate(prompts, params, use_tqdm=False)]
+
+    with LLM("demo", seed=1, **options) as one, LLM("demo", seed=1, **options) as two:
+        first, second = draws(one), draws(one)
+        assert [draws(two), draws(two)] == [first, second]
+    assert len({*first, *second}) == 6
