@@ -154,6 +154,15 @@ class PoolingOutput:
     others: dict[str, PoolingOutput] = field(default_factory=dict[str, "PoolingOutput"])
     """What answers the other tasks of `PoolingParams.outputs`, by task."""
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PoolingOutput):
+            return NotImplemented
+        if self.ids is None or other.ids is None:
+            same_ids = self.ids is other.ids
+        else:
+            same_ids = np.array_equal(self.ids, other.ids)
+        return same_ids and np.array_equal(self.data, other.data) and self.others == other.others
+
     @classmethod
     def of(cls, vectors: Vectors) -> PoolingOutput:
         """A copy, which can be written to and made a tensor."""

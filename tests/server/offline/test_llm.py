@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import jsonschema
@@ -254,6 +255,7 @@ def test_vectors_from_the_model_that_generates(llm: LLM):
     (alone,) = llm.embed({"prompt": texts[1]}, use_tqdm=False)
     assert alone.outputs.embedding == pytest.approx(outputs[1].outputs.embedding, abs=1e-5)
     (raw,) = llm.encode(texts[0], PoolingParams(task="embed", use_activation=False), use_tqdm=False)
+    assert deepcopy(raw) == raw != alone
     length = np.linalg.norm(raw.outputs.data)
     assert length != pytest.approx(1, abs=0.1)
     assert raw.outputs.data / length == pytest.approx(vectors[0], abs=1e-5)
