@@ -94,6 +94,7 @@ class LLM(LLMEngine):
         *,
         chat_template_content_format: AskedFormat | None = None,
         lora_request: Adapters = None,
+        priority: Sequence[int] | None = None,
         **template: Unpack[TemplateOptions],
     ) -> list[request_outputs.RequestOutput]:
         """Answers conversations, or one, which the model's chat template writes as prompts."""
@@ -102,7 +103,7 @@ class LLM(LLMEngine):
             prompt_forms.Conversation(one, template, chat_template_content_format)
             for one in prompt_forms.read_conversations(messages)
         ]
-        asked = self._asked(read, self._sampling(sampling_params, len(read)), lora_request)
+        asked = self._asked(read, self._sampling(sampling_params, len(read)), lora_request, priority)
         return self.local.call(program_batches.generate(self.frontend, asked, use_tqdm))
 
     def beam_search(

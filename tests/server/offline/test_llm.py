@@ -127,8 +127,10 @@ def test_chat(llm: LLM):
     (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert "7" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
     assert answer.prompt is not None and answer.prompt.endswith("assistant\n")
-    both = llm.chat([messages, messages], GREEDY, use_tqdm=False)
+    both = llm.chat([messages, messages], GREEDY, use_tqdm=False, priority=[1, 0])
     assert [one.outputs for one in both] == [answer.outputs] * 2
+    with pytest.raises(ValueError, match="priority: 1 for 2 prompts"):
+        llm.chat([messages, messages], GREEDY, use_tqdm=False, priority=[1])
 
 
 def test_control_tokens_in_a_chat_are_text(llm: LLM):
