@@ -319,14 +319,13 @@ class Channels:
         recipient = _RECIPIENT.search(calls.as_written(opener + found[0])) if found else None
         if recipient is None:
             return
-        if not recipient[1].startswith(NAMESPACE):  # a tool of the model's own, which nobody offers
+        if calls.begin(recipient[1].removeprefix(NAMESPACE)):
+            if last := (yield from pass_json(unread, calls.add_arguments)):
+                calls.end(last)
+                yield from unread.expect(*self.ends)
+        elif not recipient[1].startswith(NAMESPACE):  # a tool of the model's own, which nobody offers
             unread.forget()
             yield from unread.pass_until(Literals(self.ends), lambda _: None)
-        elif calls.begin(recipient[1].removeprefix(NAMESPACE)) and (
-            last := (yield from pass_json(unread, calls.add_arguments))
-        ):
-            calls.end(last)
-            yield from unread.expect(*self.ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,8 @@ COMMENTARY, START = "<|channel|>commentary", "<|start|>assistant"
             "",
             [("stop", "{}")],
         ),
+        (f"{COMMENTARY} to=stop json<|message|>" + "{}<|call|>", "", "", [("stop", "{}")]),
+        (f"{COMMENTARY} to=python code<|message|>1<|call|>{START}{FINAL}b", "", "b", []),
         (f"{FINAL}write to=functions.stop in it", "", "write to=functions.stop in it", []),
         (f"{ANALYSIS}cut off", "cut off", "", []),
     ],
