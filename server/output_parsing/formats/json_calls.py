@@ -320,7 +320,10 @@ class Channels:
         if recipient is None:
             return
         if calls.begin(recipient[1].removeprefix(NAMESPACE)):
-            if last := (yield from pass_json(unread, calls.add_arguments)):
+            if (yield from unread.expect(*self.ends)):
+                calls.repair(_NO_ARGUMENTS)
+                calls.end("{}")
+            elif last := (yield from pass_json(unread, calls.add_arguments)):
                 calls.end(last)
                 yield from unread.expect(*self.ends)
         elif not recipient[1].startswith(NAMESPACE):  # a tool of the model's own, which nobody offers

@@ -233,6 +233,7 @@ CALL_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stop<｜tool�
         ("hermes", '<tool_call>{"arguments": "", "name": "stop"}</tool_call>'),
         ("llama3_json", '{"name": "stop", "parameters": null}'),
         ("deepseek_v31", CALL_31 + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("openai", f"{COMMENTARY} to=functions.stop json<|message|><|call|>"),
     ],
 )
 @pytest.mark.parametrize("holds", [True, False], ids=["held", "streamed"])
