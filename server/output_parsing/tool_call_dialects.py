@@ -328,7 +328,7 @@ THINKING = (
     ThinkingMarkers(
         "openai_gptoss",
         ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
-        ("<|end|>",),
+        ("<|end|>", "<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
         hides=(
             *(
                 f"{start}<|channel|>{channel}<|message|>"

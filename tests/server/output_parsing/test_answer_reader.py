@@ -138,6 +138,8 @@ COMMENTARY, START = "<|channel|>commentary", "<|start|>assistant"
     [
         (f"{ANALYSIS}a<|end|>{START}{FINAL}b", "a", "b", []),
         (f"{FINAL}b", "", "b", []),
+        (f"{ANALYSIS}a{START}{FINAL}b<|end|>", "a", "b", []),
+        (f"{ANALYSIS}a{FINAL}b", "a", "b", []),
         (f"{START}<|channel|>final <|constrain|>json<|message|>" + "{}", "", "{}", []),
         (f"{ANALYSIS}a<|end|>{START}{COMMENTARY}<|message|>so: <|end|>{START}{ANALYSIS}c", "ac", "so:", []),
         (f" to=functions.stop{COMMENTARY} json<|message|>" + "{}", "", "", [("stop", "{}")]),
