@@ -302,8 +302,16 @@ ALIASES = {
 }
 """Other names, which the peers have, of the same dialects."""
 
+_THINK = ThinkingMarkers("think", ("<think>",), ("</think>",))
 THINKING = (
-    ThinkingMarkers("think", ("<think>",), ("</think>",)),
+    _THINK,
+    replace(
+        _THINK,
+        name="ernie45",
+        hides=("<response>", "\n</response>", "</response>"),
+        told_by=("<response>",),
+    ),
+    replace(_THINK, name="hunyuan_a13b", hides=("<answer>", "\n</answer>", "</answer>")),
     ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),
     ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",), always_closes=True),
     ThinkingMarkers(
@@ -315,7 +323,12 @@ THINKING = (
     ),
     ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
     ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
-    ThinkingMarkers("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    ThinkingMarkers(
+        "cohere_command3",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        hides=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     ThinkingMarkers(
         "cohere_command4",
         ("<|START_THINKING|>",),
@@ -350,13 +363,13 @@ THINKING = (
 )
 
 _LIKE_THINK = (
-    "deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 glm45 glm47 holo2 hunyuan_a13b hy_v3 kimi_k2 "
-    "mimo minimax_m2 nemotron_v3 olmo3 qwen3 step3 step3p5"
+    "deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 glm45 glm47 holo2 hy_v3 kimi_k2 mimo minimax_m2 "
+    "nemotron_v3 olmo3 qwen3 step3 step3p5"
 )
 THINKING_BY_NAME = {
     **{each.name: each for each in THINKING},
-    **dict.fromkeys(_LIKE_THINK.split(), THINKING[0]),
-    "minimax_m2_append_think": replace(THINKING[0], name="minimax_m2_append_think", in_text=True),
+    **dict.fromkeys(_LIKE_THINK.split(), _THINK),
+    "minimax_m2_append_think": replace(_THINK, name="minimax_m2_append_think", in_text=True),
 }
 """The markers under the peers' names, many of which stand for the same."""
 

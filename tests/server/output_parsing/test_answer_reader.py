@@ -76,6 +76,16 @@ def test_cohere_answers_in_a_text_or_calls(seed: int) -> None:
         assert (found.reasoning, found.text, len(found.calls)) == ("so", text, int(not text))
 
 
+@pytest.mark.parametrize("name", ["hunyuan_a13b", "ernie45", "cohere_command3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_markup_around_the_text_of_an_answer_is_no_text(name: str, seed: int) -> None:
+    markers = THINKING_BY_NAME[name]
+    opens, *_, closes = markers.hides
+    text = f"{markers.opens[0]}\nso\n{markers.closes[0]}\n{opens}\n4 <b>\n{closes}"
+    found = read(AnswerReader(HERMES, markers, tools=TOOLS), text, random.Random(seed))
+    assert (found.reasoning, found.text.rstrip()) == ("so", "4 <b>")
+
+
 def test_a_call_ends_the_reasoning_without_its_marker() -> None:
     found = answer(f"<think>I call {STOP}")
     assert (found.reasoning, found.text, found.calls) == ("I call", "", [("stop", "{}")])

@@ -112,6 +112,7 @@ def test_markers_tell_where_the_template_writes_no_calls(
         (None, ["<think>", "</think>"], "think"),
         ("{{ '</think>' in messages[0].content }}", [], "think"),
         (None, ["[THINK]", "[/THINK]"], "mistral"),
+        (None, ["<think>", "</think>", "<response>", "</response>"], "ernie45"),
         (None, ["<|channel|>", "<|constrain|>", "<|end|>", "<|message|>"], "openai_gptoss"),
         (None, ["<think>", "</think>", "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"], "kimi_k3"),
         (None, ["<|end|>"], None),
