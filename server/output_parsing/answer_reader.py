@@ -259,7 +259,7 @@ class CustomToolInput:
             found = json.loads(self._unread)
         except ValueError:
             return self._add(self._unread)
-        text = found.get("input") if isinstance(found, dict) else None
+        text = found.get("input") if isinstance(found, dict) else found
         return self._add(text if isinstance(text, str) else self._unread)
 
     def _add(self, text: str) -> str:

@@ -147,22 +147,22 @@ class _Object:
         else:
             emit = self._calls.add_arguments
         self._argued = True
-        if (yield from self._unread.expect("null")):
-            self._calls.repair(_NO_ARGUMENTS)
-            return True
-        if (yield from self._unread.peek()) != '"':
-            self._last = yield from pass_json(self._unread, emit)
-            return bool(self._last)
-        text = yield from read_string(self._unread)  # JSON within JSON
-        if text in ("", "null"):
-            self._calls.repair(_NO_ARGUMENTS)
-        elif text:
-            span = JsonSpan()
-            span.end_in(text)
-            text = span.mended(text)
-            emit(text[:-1])
-            self._last = text[-1]
-        return text is not None
+        match (yield from self._unread.peek()):
+            case "{" | "[":
+                self._last = yield from pass_json(self._unread, emit)
+                return bool(self._last)
+            case '"':
+                text = yield from read_string(self._unread)  # JSON within JSON
+                if text in ("", "null"):
+                    self._calls.repair(_NO_ARGUMENTS)
+                elif text:
+                    text = _as_json(text)
+                    emit(text[:-1])
+                    self._last = text[-1]
+                return text is not None
+            case _:  # null, or a number
+                self._calls.repair(_NO_ARGUMENTS)
+                return (yield from self._skip_value())
 
     def _skip_value(self) -> Parse[bool]:
         if (yield from self._unread.peek()) in ("{", "["):
@@ -181,6 +181,18 @@ class _Object:
             self._calls.add_arguments(piece)
         self._calls.end(self._last or "{}")
         return True
+
+
+def _as_json(text: str) -> str:
+    """The JSON that a text has, or else the text as a string of JSON."""
+    span = JsonSpan()
+    span.end_in(text)
+    mended = span.mended(text)
+    try:
+        json.loads(mended)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return mended
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")

@@ -244,6 +244,7 @@ CALL_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stop<｜tool�
         ("hermes", '<tool_call>{"name": "stop", "arguments": null}</tool_call>'),
         ("hermes", '<tool_call>{"arguments": "", "name": "stop"}</tool_call>'),
         ("llama3_json", '{"name": "stop", "parameters": null}'),
+        ("llama3_json", '{"name": "stop", "parameters": 12}'),
         ("deepseek_v31", CALL_31 + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
         ("openai", f"{COMMENTARY} to=functions.stop json<|message|><|call|>"),
     ],
@@ -352,6 +353,15 @@ def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
 
 
+@pytest.mark.parametrize("text", ["all", 'a "b" \n', '{"x": 1', "{'x': 1}"])
+def test_quoted_arguments_that_are_no_json_are_a_string(text: str) -> None:
+    call = json.dumps({"name": "stop", "arguments": text})
+    for holds in (True, False):
+        reader = AnswerReader(HERMES, None, tools=TOOLS, holds_calls=holds)
+        ((_, arguments),) = read(reader, f"<tool_call>{call}</tool_call>", random.Random(0)).calls
+        assert json.loads(arguments) == text
+
+
 # The free text of a custom tool.
 
 
@@ -392,6 +402,7 @@ def test_an_input_comes_while_it_is_written() -> None:
         ('{"input": 5}', '{"input": 5}'),
         ('{"text": "a"}', '{"text": "a"}'),
         ("[1]", "[1]"),
+        ('"late"', "late"),
         ('{"inp', '{"inp'),
         ("", ""),
         ('{"input": "cut \\u12', "cut "),
