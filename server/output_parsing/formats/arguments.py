@@ -24,6 +24,7 @@ _SAID_ELSEWHERE = frozenset(
 _OF_STRINGS = frozenset({"type", "enum", "const", "minLength", "maxLength"}) | _SAID_ELSEWHERE
 _UNBOUND = frozenset({"type", "anyOf", "title", "description", "default", "examples"})
 """Keywords that say no more of a value than its type."""
+_NAMES = {"null": None, "true": True, "false": False}
 _OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "examples"})
 
 
@@ -116,7 +117,7 @@ def value_spelled(text: str, *, python: bool = False) -> Any:
 
     Raises ValueError if it spells none, or one that JSON does not have, such as NaN.
     """
-    for read in (_from_json, ast.literal_eval, _from_lines) if python else (_from_json,):
+    for read in (_from_json, _from_python, _from_lines) if python else (_from_json,):
         with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return json.loads(json.dumps(read(text), allow_nan=False))
     raise ValueError("the text spells no value of JSON")
@@ -126,8 +127,27 @@ def _from_json(text: str) -> Any:
     return json.loads(text, parse_float=_nearest, strict=False)
 
 
+def _from_python(text: str) -> Any:
+    return _literal(ast.parse(text.strip(), mode="eval").body)
+
+
 def _from_lines(text: str) -> Any:
-    return ast.literal_eval(text.replace("\n", "\\n"))
+    return _from_python(text.replace("\n", "\\n"))
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """The value of a literal of Python, in which JSON's names may stand, and whose sets are lists."""
+    match node:
+        case ast.Name(name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
+            return [_literal(each) for each in elements]
+        case ast.Dict(keys, values):
+            return {_literal(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+        case None:  # what `**` unpacks
+            raise ValueError("this is no literal")
+        case _:
+            return ast.literal_eval(node)
 
 
 def _nearest(number: str) -> float:

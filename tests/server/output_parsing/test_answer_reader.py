@@ -348,6 +348,19 @@ def test_strings_of_python_and_of_json_between_tags_may_have_line_ends(value: st
         assert json.loads(call[1]) == {"flags": ['a\n"b"']}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{'a': [true, {'b': null}], 'c': False}", {"a": [True, {"b": None}], "c": False}),
+        ("{'x', 'y'}", ["x", "y"]),
+        ("[(1, -2.5), ('a' 'b',)]", [[1, -2.5], ["ab"]]),
+    ],
+)
+def test_literals_of_python_may_have_names_of_json_and_sets(text: str, value: object) -> None:
+    (call,) = read(AnswerReader(DIALECTS_BY_NAME["pythonic"], None, tools=TOOLS), f"[stop(x={text})]").calls
+    assert json.loads(call[1]) == {"x": value}
+
+
 def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
     assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
