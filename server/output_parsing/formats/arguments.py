@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ _SAID_ELSEWHERE = frozenset(
 _OF_STRINGS = frozenset({"type", "enum", "const", "minLength", "maxLength"}) | _SAID_ELSEWHERE
 _UNBOUND = frozenset({"type", "anyOf", "title", "description", "default", "examples"})
 """Keywords that say no more of a value than its type."""
+_DIGITS = re.compile("[+-]?[0-9]{1,30}")
 _NAMES = {"null": None, "true": True, "false": False}
 _OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "examples"})
 
@@ -106,6 +108,8 @@ def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
             return lowered == "true"
         if lowered in ("none", "null") and (not types or "null" in types):
             return None
+        if "integer" in types and "string" not in types and _DIGITS.fullmatch(lowered):
+            return int(lowered)
         return text
     if types and _type_of(value) not in types and not ("number" in types and _type_of(value) == "integer"):
         return text if "string" in types else value

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from server.output_parsing.formats.arguments import (
     Member,
+    child_of,
     in_order,
     json_argument,
     members_of,
+    typed_value,
     types_in,
     value_spelled,
 )
@@ -95,15 +97,16 @@ def _read_call(calls: ParsedCalls) -> Parse[bool]:
         name = yield from unread.read_until(Literals(["="]), MAX_NAME)
         if name is None:
             return False
-        calls.add_key(name[0].strip(SPACE))
-        if not (yield from _read_value(calls)):
+        key = name[0].strip(SPACE)
+        calls.add_key(key)
+        if not (yield from _read_value(calls, child_of(calls.schema, key, calls.schema))):
             return False
     unread.take(1)
     calls.end("}")
     return True
 
 
-def _read_value(calls: ParsedCalls) -> Parse[bool]:
+def _read_value(calls: ParsedCalls, described: object) -> Parse[bool]:
     """Read a literal up to the comma or parenthesis behind it, and pass it on as JSON."""
     unread = calls.unread
     yield from unread.peek()
@@ -126,7 +129,7 @@ def _read_value(calls: ParsedCalls) -> Parse[bool]:
     try:
         calls.add_value(value_spelled(text, python=True))
     except ValueError:
-        calls.add_value(text)
+        calls.add_value(typed_value(described, calls.schema, text))
     return True
 
 

@@ -211,6 +211,22 @@ def test_an_object_may_be_written_as_python_where_the_schema_has_no_string() -> 
     assert read(reader, text).calls == [("get_weather", '{"flags": {"a": [true, null]}}')]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f(day=07, zip=07302)]"),
+        (
+            "qwen3_coder",
+            "<function=f><parameter=day>07</parameter><parameter=zip>07302</parameter></function></tool_call>",
+        ),
+    ],
+)
+def test_integers_may_begin_with_zeros(name: str, text: str) -> None:
+    tools = {"f": {"properties": {"day": {"type": "integer"}, "zip": {"type": "string"}}}}
+    (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=tools), text).calls
+    assert json.loads(call[1]) == {"day": 7, "zip": "07302"}
+
+
 def test_a_schema_that_leads_back_to_itself_in_many_ways_is_read_once() -> None:
     schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]}}}
     reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools={"f": schema})
