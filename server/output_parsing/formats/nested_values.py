@@ -244,7 +244,7 @@ class Elements:
                 return None
             text = calls.as_written(read[0])
             return (text if types == {"string"} else arguments.typed_value(described, calls.schema, text),)
-        children: list[tuple[str, Any]] = []
+        children: dict[str, list[Any]] = {}
         while found == begin:
             child = yield from unread.read_until(Literals((">",)), MAX_NAME)
             if child is None or depth == _MOST_DEPTH:
@@ -255,14 +255,15 @@ class Elements:
             )
             if value is None:
                 return None
-            children.append((key, value[0]))
+            children.setdefault(key, []).append(value[0])
             found = yield from unread.expect(end, begin)
         if found is None:
             return None
         if not children and "string" in types:
             return ("",)
-        is_list = all(key == ITEM for key, _ in children) if children else "array" in types
-        return ([value for _, value in children] if is_list and "object" not in types else dict(children),)
+        if "object" not in types and (set(children) == {ITEM} if children else "array" in types):
+            return (children.get(ITEM, []),)
+        return ({key: values if len(values) > 1 else values[0] for key, values in children.items()},)
 
     def _end_of(self, name: str) -> str:
         return f"{self.mark}</{name}>"

@@ -205,6 +205,16 @@ def test_a_value_that_may_be_null_has_the_types_of_its_other_form() -> None:
     assert json.loads(call[1]) == {"at": {"zip": "12345"}}
 
 
+def test_elements_of_one_name_within_an_object_are_a_list() -> None:
+    m = "]<]minimax[>["
+    inner = f"{m}<tag>a{m}</tag>{m}<size>1{m}</size>{m}<tag>b{m}</tag>"
+    text = (
+        f'{m}<tool_call>{m}<invoke name="get_weather">{m}<flags>{inner}{m}</flags>{m}</invoke>{m}</tool_call>'
+    )
+    (call,) = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), text).calls
+    assert json.loads(call[1]) == {"flags": {"tag": ["a", "b"], "size": 1}}
+
+
 def test_an_object_may_be_written_as_python_where_the_schema_has_no_string() -> None:
     text = "<function=get_weather><parameter=flags>{'a': [True, None]}</parameter></function></tool_call>"
     reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools=TOOLS)
