@@ -296,6 +296,8 @@ ALIASES = {
     "granite4": "hermes",
     "glm47": "glm45",
     "hunyuan_a13b": "jamba",
+    "llama4_json": "llama3_json",
+    "poolside_v1": "glm45",
     "deepseek_v4": "deepseek_v32",
     "mimo": "qwen3_coder",
     "step3p5": "qwen3_coder",
@@ -364,7 +366,7 @@ THINKING = (
 
 _LIKE_THINK = (
     "deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 glm45 glm47 holo2 hy_v3 kimi_k2 mimo minimax_m2 "
-    "nemotron_v3 olmo3 qwen3 step3 step3p5"
+    "nemotron_v3 olmo3 poolside_v1 qwen3 step3 step3p5"
 )
 THINKING_BY_NAME = {
     **{each.name: each for each in THINKING},

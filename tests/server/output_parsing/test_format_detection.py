@@ -144,6 +144,9 @@ def test_whether_a_prompt_has_opened_the_reasoning(prompt: str, begins: bool) ->
 
 def test_names_of_the_peers_and_wrong_ones() -> None:
     assert dialect_named("qwen3_xml") is DIALECTS_BY_NAME["qwen3_coder"]
+    assert dialect_named("llama4_json") is DIALECTS_BY_NAME["llama3_json"]
+    assert dialect_named("poolside_v1") is DIALECTS_BY_NAME["glm45"]
+    assert thinking_named("poolside_v1") is THINKING_BY_NAME["think"]
     assert thinking_named("deepseek_r1") is THINKING_BY_NAME["think"]
     assert dialect_named("none") is None and thinking_named("none") is None
     with pytest.raises(ValueError, match=r"--tool-call-parser: .* 'hermez'. There are .*hermes"):
