@@ -46,6 +46,10 @@ class Literals:
         """The first literal in the text; of those that begin at one place, the longest."""
         return self._first.search(text) if self._first else None
 
+    def may_grow(self, found: re.Match[str]) -> bool:
+        """Whether a longer literal may begin where this one does, of which the text has the beginning."""
+        return found.string[found.start() :] in self._beginnings
+
     def undecided(self, text: str) -> int:
         """The length of the longest end of the text with which a literal may begin."""
         for length in range(min(self.longest - 1, len(text)), 0, -1):
@@ -119,7 +123,8 @@ class UnreadText:
         `in_markup`: a literal is due, so that an end with which one may begin is not passed on.
         """
         while True:
-            if found := literals.first_in(self.text):
+            found = literals.first_in(self.text)
+            if found and (self.ended or not literals.may_grow(found)):
                 if found.start():
                     emit(self.take(found.start()))
                 return self.take(len(found.group()))
@@ -140,6 +145,9 @@ class UnreadText:
         """
         while True:
             found = literals.first_in(self.text)
+            if found and not self.ended and literals.may_grow(found):
+                yield
+                continue
             if found and found.start() <= most:
                 before = self.take(found.start())
                 return before, self.take(len(found.group()))

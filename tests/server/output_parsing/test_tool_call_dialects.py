@@ -156,6 +156,15 @@ def test_calls_are_read_back_however_they_are_cut(name: str) -> None:
         assert (answer.reasoning, answer.text, answer.ended) == ("Where?", before.strip(), 2)
 
 
+def test_a_marker_that_another_begins_with_is_read_the_same_however_it_is_cut() -> None:
+    between = "</steptml:invoke><｜tool_call_end｜>"
+    written = WRITTEN["step3"].replace(between + "\n" + STEP, between + " and " + STEP)
+    whole = read(reader_of("step3"), written)
+    assert whole.calls and between not in whole.text
+    for seed in range(10):
+        assert read(reader_of("step3"), written, random.Random(seed)) == whole
+
+
 def test_an_id_that_the_model_writes_twice_is_the_first_calls() -> None:
     call = '<tool_call>{"id": "%s", "name": "stop", "arguments": {}}</tool_call>'
     reader = reader_of("hermes")
