@@ -8,7 +8,6 @@ import pytest
 from answers import TOOLS, Answer, read
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 from spelled import demo_tokenizer
 from untimed import untimed
 
@@ -172,85 +171,6 @@ def test_channels(text: str, reasoning: str, shown: str, calls: list[tuple[str, 
     assert (found.reasoning, found.text, found.calls) == (reasoning, shown, calls)
 
 
-def test_elements_become_values_of_the_schemas_types() -> None:
-    m = "]<]minimax[>["
-    schema = {
-        "properties": {
-            "zip": {"type": "string"},
-            "at": {"$ref": "#/$defs/at"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "none": {"type": "array"},
-            "empty": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        },
-        "$defs": {"at": {"properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}},
-    }
-    written = (
-        f'{m}<tool_call>\n{m}<invoke name="f">{m}<zip>0 {m}</zip>{m}<at>{m}<x>1{m}</x>{m}<name>2{m}</name>{m}</at>'
-        f"{m}<tags>{m}<item>3{m}</item>{m}</tags>{m}<none>{m}</none>{m}<empty>{m}</empty>{m}</invoke>\n{m}</tool_call>"
-    )
-    found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools={"f": schema}), written)
-    [(_, arguments)] = found.calls
-    values = {"zip": "0 ", "at": {"x": 1, "name": "2"}, "tags": ["3"], "none": [], "empty": ""}
-    assert json.loads(arguments) == values
-
-
-def test_a_value_that_may_be_null_has_the_types_of_its_other_form() -> None:
-    place = {"type": "object", "properties": {"zip": {"type": "string"}}}
-    schema = {"properties": {"at": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]}}}
-    mark = "]<]minimax[>["
-    text = f"{mark}<at>{mark}<zip>12345{mark}</zip>{mark}</at>{mark}</invoke>{mark}</tool_call>"
-    tools = {"f": {**schema, "$defs": {"place": place}}}
-    reader = AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=tools)
-    (call,) = read(reader, f'{mark}<tool_call>{mark}<invoke name="f">{text}').calls
-    assert json.loads(call[1]) == {"at": {"zip": "12345"}}
-
-
-def test_elements_of_one_name_within_an_object_are_a_list() -> None:
-    m = "]<]minimax[>["
-    inner = f"{m}<tag>a{m}</tag>{m}<size>1{m}</size>{m}<tag>b{m}</tag>"
-    text = (
-        f'{m}<tool_call>{m}<invoke name="get_weather">{m}<flags>{inner}{m}</flags>{m}</invoke>{m}</tool_call>'
-    )
-    (call,) = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), text).calls
-    assert json.loads(call[1]) == {"flags": {"tag": ["a", "b"], "size": 1}}
-
-
-def test_an_object_may_be_written_as_python_where_the_schema_has_no_string() -> None:
-    text = "<function=get_weather><parameter=flags>{'a': [True, None]}</parameter></function></tool_call>"
-    reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools=TOOLS)
-    assert read(reader, text).calls == [("get_weather", '{"flags": {"a": [true, null]}}')]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("pythonic", "[f(day=07, zip=07302)]"),
-        (
-            "qwen3_coder",
-            "<function=f><parameter=day>07</parameter><parameter=zip>07302</parameter></function></tool_call>",
-        ),
-    ],
-)
-def test_integers_may_begin_with_zeros(name: str, text: str) -> None:
-    tools = {"f": {"properties": {"day": {"type": "integer"}, "zip": {"type": "string"}}}}
-    (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=tools), text).calls
-    assert json.loads(call[1]) == {"day": 7, "zip": "07302"}
-
-
-def test_a_schema_that_leads_back_to_itself_in_many_ways_is_read_once() -> None:
-    schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]}}}
-    reader = AnswerReader(DIALECTS_BY_NAME["qwen3_coder"], None, tools={"f": schema})
-    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
-    assert read(reader, text).calls == [("f", '{"a": "1"}')]
-
-
-def test_elements_may_not_be_nested_for_ever() -> None:
-    m = "]<]minimax[>["
-    written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
-    found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written)
-    assert (found.text, found.calls) == ("", [])
-
-
 def test_of_arguments_that_are_given_twice_the_first_count() -> None:
     given_twice = (
         '"name": "stop", "arguments": {"a": 1}, "parameters": {"b": 2}',
@@ -327,78 +247,6 @@ def test_where_reasoning_is_always_closed_no_call_ends_it() -> None:
     reader = AnswerReader(format.dialect, mistral, tools=TOOLS)
     found = read(reader, "[THINK][TOOL_CALLS]stop{} perhaps[/THINK][TOOL_CALLS]stop{}")
     assert (found.reasoning, found.calls) == ("[TOOL_CALLS]stop{} perhaps", [("stop", "{}")])
-
-
-M3 = "]<]minimax[>["
-
-
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[NaN]", '"half \\ud83d"'])
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("pythonic", "[stop(x=%s)]"),
-        ("gemma4", "<|tool_call>call:stop{x:%s}<tool_call|>"),
-        ("qwen3_coder", "<function=stop><parameter=x>%s</parameter></function></tool_call>"),
-        (
-            "minimax_m3",
-            f'{M3}<tool_call>{M3}<invoke name="stop">{M3}<x>%s{M3}</x>{M3}</invoke>{M3}</tool_call>',
-        ),
-    ],
-)
-def test_arguments_are_json_that_can_be_sent(name: str, text: str, value: str) -> None:
-    (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS), text % value).calls
-    assert from_json(call[1].encode(), allow_inf_nan=False)["x"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_line_ends_within_strings_are_escaped(seed: int) -> None:
-    inner = '{"a": ["x\n\ty"],\n "b\\"\r": {}}'
-    for written in (inner, json.dumps(inner)):
-        found = answer(f'<tool_call>{{"name": "stop", "arguments": {written}}}</tool_call>', seed=seed)
-        assert json.loads(found.calls[0][1]) == {"a": ["x\n\ty"], 'b"\r': {}}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_backslashes_that_begin_no_escape_stand_for_themselves(seed: int) -> None:
-    written = r"""{"a": "\d+\.\"\\\u0041", "b": "it\'s \
-"}"""
-    found = answer(f'<tool_call>{{"name": "stop", "arguments": {written}}}</tool_call>', seed=seed)
-    assert json.loads(found.calls[0][1]) == {"a": r"\d+\." + '"\\A', "b": "it\\'s \\\n"}
-
-
-@pytest.mark.parametrize("value", ["'a\n\"b\"'", '"a\n\\"b\\""'])
-def test_strings_of_python_and_of_json_between_tags_may_have_line_ends(value: str) -> None:
-    tags = "<function=get_weather><parameter=flags>[%s]</parameter></function></tool_call>"
-    for name, text in (("pythonic", "[get_weather(flags=[%s])]"), ("qwen3_coder", tags)):
-        (call,) = read(AnswerReader(DIALECTS_BY_NAME[name], None, tools=TOOLS), text % value).calls
-        assert json.loads(call[1]) == {"flags": ['a\n"b"']}
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("{'a': [true, {'b': null}], 'c': False}", {"a": [True, {"b": None}], "c": False}),
-        ("{'x', 'y'}", ["x", "y"]),
-        ("[(1, -2.5), ('a' 'b',)]", [[1, -2.5], ["ab"]]),
-    ],
-)
-def test_literals_of_python_may_have_names_of_json_and_sets(text: str, value: object) -> None:
-    (call,) = read(AnswerReader(DIALECTS_BY_NAME["pythonic"], None, tools=TOOLS), f"[stop(x={text})]").calls
-    assert json.loads(call[1]) == {"x": value}
-
-
-def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
-    text = r'<tool_call>{"name": "stop", "arguments": "{\"x\": \"half \ud83d\"}"}</tool_call>'
-    assert answer(text).calls == [("stop", '{"x": "half \ufffd"}')]
-
-
-@pytest.mark.parametrize("text", ["all", 'a "b" \n', '{"x": 1', "{'x': 1}"])
-def test_quoted_arguments_that_are_no_json_are_a_string(text: str) -> None:
-    call = json.dumps({"name": "stop", "arguments": text})
-    for holds in (True, False):
-        reader = AnswerReader(HERMES, None, tools=TOOLS, holds_calls=holds)
-        ((_, arguments),) = read(reader, f"<tool_call>{call}</tool_call>", random.Random(0)).calls
-        assert json.loads(arguments) == text
 
 
 # The free text of a custom tool.
