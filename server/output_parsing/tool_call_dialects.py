@@ -23,7 +23,6 @@ from server.output_parsing.formats.tagged import Tagged
 AUTO, NONE, IDENTITY = "auto", "none", "identity"
 """Names that stand for what the chat template says, and for no reading at all (`identity`: of reasoning)."""
 
-
 _ARRAY = JsonObject(array=True)
 _FUNCTION_TAGS = Tagged(
     name_opens="<function=",
@@ -75,7 +74,6 @@ _GLM_TAGS = Tagged(
 )
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _DEEPSEEK_FUNCTION = _DEEPSEEK_CALL + "function<｜tool▁sep｜>"
-
 _MINIMAX = "]<]minimax[>["
 
 DIALECTS = (
@@ -216,9 +214,7 @@ DIALECTS = (
     Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
     Dialect("granite-20b-fc", ("<function_call>",), JsonObject(again=("<function_call>",))),
     Dialect(
-        "phi4_mini_json",
-        ("functools[", "<|tool_call|>"),
-        JsonObject(array=True, closes=("<|/tool_call|>",)),
+        "phi4_mini_json", ("functools[", "<|tool_call|>"), JsonObject(array=True, closes=("<|/tool_call|>",))
     ),
     Dialect(
         "internlm",
@@ -235,12 +231,6 @@ DIALECTS = (
             keys=("tool_name", "parameters"),
             numbered_by="tool_call_id",
         ),
-    ),
-    Dialect(
-        "ernie45",
-        ("<tool_call>",),
-        JsonObject(closes=("</tool_call>",)),
-        hides=("<response>", "</response>"),
     ),
     Dialect("longcat", ("<longcat_tool_call>",), JsonObject(closes=("</longcat_tool_call>",))),
     Dialect(
@@ -286,6 +276,19 @@ DIALECTS = (
         hides=("<|message_sep|>",),
     ),
     Dialect("xlam", ("[",), _ARRAY, only_first=("[",)),
+    Dialect(
+        "minicpm5",
+        ('<function name="',),
+        Tagged(
+            name_opens="",
+            name_ends=('">',),
+            key_opens='<param name="',
+            key_ends='">',
+            value_ends="</param>",
+            ends=("</function>",),
+            quotes=("<![CDATA[", "]]></param>"),
+        ),
+    ),
     Dialect("nemotron_nano_v2", ("<TOOLCALL>",), JsonObject(array=True, closes=("</TOOLCALL>",))),
 )
 
@@ -299,6 +302,7 @@ ALIASES = {
     "llama4_json": "llama3_json",
     "poolside_v1": "glm45",
     "deepseek_v4": "deepseek_v32",
+    "ernie45": "hermes",
     "mimo": "qwen3_coder",
     "step3p5": "qwen3_coder",
 }

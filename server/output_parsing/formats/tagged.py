@@ -58,6 +58,9 @@ class Tagged:
     """What ends the name of a call without arguments, and the call."""
     number_ends: str = ""
     """What stands behind a number of the call, which stands behind the name."""
+    quotes: tuple[str, str] = ("", "")
+    """What begins a value that may have tags in it, and what ends it in place of `value_ends`; empty if
+    nothing does."""
     escapes: bool = False
     """Whether names of arguments are written as those of XML, with `&amp;` and `&quot;`."""
 
@@ -177,7 +180,10 @@ class Tagged:
         key = html.unescape(found[0]) if self.escapes else found[0].strip(SPACE)
         calls.add_key(key)
         described = child_of(calls.schema, key, calls.schema)
-        value = _Value(self, calls, opener)
+        quote = (yield from unread.expect(self.quotes[0])) if self.quotes[0] else None
+        if self.quotes[0] and unread.broke_off:
+            return False
+        value = _Value(self, calls, opener, quoted=quote is not None)
         types = types_in(described, calls.schema)
         if types == {"string"} if self.says_type is None else self.says_type[found[1]] == "string":
             calls.add_arguments('"')
@@ -195,12 +201,14 @@ class _Value:
     """A value that is read up to what ends it. An end which neither a tag nor the end of the call follows is
     a part of it."""
 
-    def __init__(self, form: Tagged, calls: ParsedCalls, opener: str) -> None:
-        self._form, self._calls = form, calls
+    def __init__(self, form: Tagged, calls: ParsedCalls, opener: str, *, quoted: bool) -> None:
+        self._form = form
+        self._calls = calls
         self._behind_call = form.closes or (opener,)
         line = "\n" if form.trims else ""
+        self._end = form.quotes[1] if quoted else form.value_ends
         self._next_keys, self._call_ends = line + form.key_opens, tuple(line + end for end in form.ends)
-        self._ends = Literals((form.value_ends, self._next_keys, *self._call_ends))
+        self._ends = Literals((self._end,) if quoted else (self._end, self._next_keys, *self._call_ends))
         self._first = True
         self._held = ""
         """A newline, which is markup if the value ends behind it."""
@@ -232,7 +240,7 @@ class _Value:
     def _ends_here(self, end: str) -> Parse[bool]:
         """Whether this literal ends the value. One that stands in place of the right one is put back."""
         form, unread = self._form, self._calls.unread
-        if end == form.value_ends:
+        if end == self._end:
             return (yield from unread.is_next(form.key_opens, *form.ends, *form.closes, *form.again))
         if end == self._next_keys:
             is_end = yield from self._key_is_next()

@@ -34,6 +34,10 @@ CALLS = {
     "hermes": f'\n<tool_call>\n{{"name": "{FUNCTION}", "arguments": {JSON}}}\n</tool_call>',
     "qwen3_coder": f"\n<tool_call>\n<function={FUNCTION}>\n{TAGS}</function>\n</tool_call>",
     "glm45": f"\n<tool_call>{FUNCTION}\n{GLM}</tool_call>",
+    "minicpm5": (
+        f'\n<function name="{FUNCTION}">{{% for k, v in c.function.arguments.items() %}}<param name="{{{{ k }}}}">'
+        "{{ v if v is string else v | tojson }}</param>{% endfor %}</function>"
+    ),
     "llama3_json": f'{{"name": "{FUNCTION}", "parameters": {JSON}}}',
     "mistral": f"[TOOL_CALLS]{FUNCTION}[ARGS]{JSON}",
     "deepseek_v31": (

@@ -96,6 +96,10 @@ WRITTEN = {
         f'<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>{K3}<|close|>call<|sep|>'
         '<|open|>call tool="stop" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
     ),
+    "minicpm5": (
+        f'<function name="get_weather"><param name="city"><![CDATA[{CITY}]]></param><param name="days">3</param>'
+        f'<param name="flags">{FLAGS}</param></function>\n<function name="stop"></function>'
+    ),
     "minimax_m2": f'<minimax:tool_call>\n{INVOKE}\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
     "minimax_m3": (
         f'{M}<tool_call>\n{M}<invoke name="get_weather">{M}<city>{CITY}{M}</city>\n{M}<days>3{M}</days>'
@@ -122,7 +126,6 @@ WRITTEN = {
         '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + AS_JSON + "}, "
         '{"tool_call_id": "1", "tool_name": "stop", "parameters": {}}]<|END_ACTION|>'
     ),
-    "ernie45": f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
     "longcat": f"<longcat_tool_call>{OBJECT}</longcat_tool_call><longcat_tool_call>{STOP}</longcat_tool_call>",
     "apertus": '<|tools_prefix|>[{"get_weather": ' + AS_JSON + '}, {"stop": {}}]<|tools_suffix|>',
     "hy_v3": (
