@@ -95,14 +95,19 @@ def repaired(message: Any, repairs: Repairs) -> Any:
     for name in ("reasoning", "reasoning_content", "name", "tool_call_id"):
         if message.get(name) is not None:
             found[name] = whole_characters(text_in(message[name])) or None
+    thoughts = found.get("reasoning_content") or found.get("reasoning")
     if isinstance(parts := found["content"], list):
-        thoughts = "".join(text_in(part) for part in parts if part["type"] in _THOUGHTS)
-        found["content"] = [part for part in parts if part["type"] not in _THOUGHTS]
-        if thoughts and not found.get("reasoning_content"):  # where templates look for reasoning
-            found["reasoning_content"] = found["reasoning"] = whole_characters(thoughts)
+        thoughts = thoughts or whole_characters("".join(text_in(each) for each in parts if _is_thought(each)))
+        found["content"] = [part for part in parts if not _is_thought(part)]
+    if thoughts and message["role"] == "assistant":  # templates read one name or the other
+        found["reasoning_content"] = found["reasoning"] = thoughts
     if (calls := message.get("tool_calls")) is not None:
         found["tool_calls"] = [_call(call, repairs) for call in listed(calls)] or None
     return found
+
+
+def _is_thought(part: dict[str, Any]) -> bool:
+    return part["type"] in _THOUGHTS
 
 
 def _content(content: Any, repairs: Repairs) -> Any:

@@ -128,6 +128,12 @@ def test_parts_of_reasoning_go_where_templates_look_for_it() -> None:
     assert message["content"] == [{"type": "text", "text": "a"}]
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_both_names_under_which_templates_look_for_it(name: str) -> None:
+    message, found = shown(role="assistant", content="a", **{name: "hm"})
+    assert message["reasoning"] == message["reasoning_content"] == "hm" and not found
+
+
 def test_fields_that_should_be_texts() -> None:
     given = {"tool_call_id": 3, "name": {"x": 1}, "reasoning": None, "reasoning_content": [{"text": "t"}]}
     message, _ = shown(role="tool", content="a", **given)
