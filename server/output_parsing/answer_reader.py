@@ -90,7 +90,10 @@ class AnswerReader:
         self._openers = Literals(
             (*opens, *bare, *self._hides, *self._thinking.opens, *self._closers, *self._spelled)
         )
-        self._thinking_ends = Literals((*(opens if calls_end_thinking else ()), *self._thinking.closes))
+        answers, then = self._thinking.answers, self._thinking.then
+        # What begins an answer ends the reasoning, too, if the model has forgotten what closes it.
+        self._closes_thinking = (*self._thinking.closes, *((answers, then + answers) if answers else ()))
+        self._thinking_ends = Literals((*(opens if calls_end_thinking else ()), *self._closes_thinking))
 
     @property
     def reasoning_tokens(self) -> int:
@@ -180,7 +183,7 @@ class AnswerReader:
             if closer is None:
                 return
             end = self._unread.place - len(closer)
-            if closer in self._thinking.closes:
+            if closer in self._closes_thinking:
                 if in_text:
                     segment.push(closer)
                 break

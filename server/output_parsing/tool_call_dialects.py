@@ -347,7 +347,7 @@ THINKING = (
     ThinkingMarkers(
         "openai_gptoss",
         ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
-        ("<|end|>", "<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
+        ("<|end|>",),
         hides=(
             *(
                 f"{start}<|channel|>{channel}<|message|>"
