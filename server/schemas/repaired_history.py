@@ -99,10 +99,12 @@ def repaired(message: Any, repairs: Repairs) -> Any:
     if isinstance(parts := found["content"], list):
         thoughts = thoughts or whole_characters("".join(text_in(each) for each in parts if _is_thought(each)))
         found["content"] = [part for part in parts if not _is_thought(part)]
-    if thoughts and message["role"] == "assistant":  # templates read one name or the other
-        found["reasoning_content"] = found["reasoning"] = thoughts
     if (calls := message.get("tool_calls")) is not None:
         found["tool_calls"] = [_call(call, repairs) for call in listed(calls)] or None
+    if thoughts and message["role"] == "assistant":  # templates read one name or another
+        found["reasoning_content"] = found["reasoning"] = thoughts
+        if not (found["content"] and calls):  # gpt-oss' refuses `thinking` beside a text and calls
+            found.setdefault("thinking", thoughts)
     return found
 
 

@@ -134,6 +134,14 @@ def test_reasoning_has_both_names_under_which_templates_look_for_it(name: str) -
     assert message["reasoning"] == message["reasoning_content"] == "hm" and not found
 
 
+def test_reasoning_before_calls_has_the_name_under_which_gpt_oss_looks_for_it() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message, _ = shown(role="assistant", content=None, reasoning="hm", tool_calls=calls)
+    assert message["thinking"] == "hm"
+    message, _ = shown(role="assistant", content="I look.", reasoning="hm", tool_calls=calls)
+    assert "thinking" not in message  # its template refuses both
+
+
 def test_fields_that_should_be_texts() -> None:
     given = {"tool_call_id": 3, "name": {"x": 1}, "reasoning": None, "reasoning_content": [{"text": "t"}]}
     message, _ = shown(role="tool", content="a", **given)
