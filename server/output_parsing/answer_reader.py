@@ -176,6 +176,7 @@ class AnswerReader:
         else:
             self._text.skip_space()
             segment.skip_space()
+        yield from self._unread.expect(*self._thinking.opens)  # some models write again what is open
         begin = self._unread.place
         self._thoughts.append(slice(begin, None))
         while True:

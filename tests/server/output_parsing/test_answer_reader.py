@@ -51,9 +51,11 @@ def test_reasoning_and_text(text: str, reasoning: str, shown: str, seed: int) ->
     assert (found.reasoning, found.text, found.calls) == (reasoning, shown, [])
 
 
-def test_a_prompt_may_have_opened_the_reasoning() -> None:
-    found = answer("so\n</think>\n\nyes", is_thinking=True)
-    assert (found.reasoning, found.text) == ("so", "yes")
+@pytest.mark.parametrize("again", ["", "<think>\n", "\n<think>"])
+def test_a_prompt_may_have_opened_the_reasoning(again: str) -> None:
+    for seed in range(3):
+        found = answer(f"{again}so <think>\n</think>\n\nyes", is_thinking=True, seed=seed)
+        assert (found.reasoning, found.text) == ("so <think>", "yes")
 
 
 @pytest.mark.parametrize("seed", range(3))
