@@ -16,7 +16,7 @@ from server.output_parsing.formats.json_calls import (
     numbered,
     with_call_id,
 )
-from server.output_parsing.formats.nested_values import BareKeys, Elements
+from server.output_parsing.formats.nested_values import CALL, BareKeys, Elements
 from server.output_parsing.formats.python_calls import PythonCalls
 from server.output_parsing.formats.tagged import Tagged
 
@@ -209,7 +209,9 @@ DIALECTS = (
         only_first=(" to=functions.",),
         between="<|call|><|start|>assistant",
     ),
-    Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",)), keeps_space=True),
+    Dialect(
+        "gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",)), (CALL,), (CALL,), keeps_space=True
+    ),
     Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
     Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
     Dialect("granite-20b-fc", ("<function_call>",), JsonObject(again=("<function_call>",))),
@@ -312,10 +314,7 @@ _THINK = ThinkingMarkers("think", ("<think>",), ("</think>",))
 THINKING = (
     _THINK,
     replace(
-        _THINK,
-        name="ernie45",
-        hides=("<response>", "\n</response>", "</response>"),
-        told_by=("<response>",),
+        _THINK, name="ernie45", hides=("<response>", "\n</response>", "</response>"), told_by=("<response>",)
     ),
     replace(_THINK, name="hunyuan_a13b", hides=("<answer>", "\n</answer>", "</answer>")),
     ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),

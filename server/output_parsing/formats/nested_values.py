@@ -87,7 +87,12 @@ class BareKeys:
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
         unread = calls.unread
-        if not (yield from unread.expect(CALL)) or not (yield from calls.read_name("{")):
+        call = None if opener == CALL else (yield from unread.expect(CALL, ":" + CALL))
+        if call is None and opener != CALL:
+            return
+        if call != CALL:
+            calls.repair(f"{call} behind the opener" if call else f"{CALL} without its opener")
+        if not (yield from calls.read_name("{")):
             return
         unread.give_back("{")
         if (yield from self._read_value(calls, 0)):

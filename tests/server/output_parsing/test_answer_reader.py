@@ -225,6 +225,7 @@ PARIS = '{"city": "Paris"}'
             "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>",
         ),
         ("seed_oss", "<seed:tool_call><function=get_weather\n<parameter=city\nParis</parameter></function>"),
+        ("gemma4", '<|tool_call>:call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'),
         ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</tool_call>"),
         ("hermes", '<tool_call><tool_call>{"name": "get_weather", "arguments": ' + PARIS + "}</tool_call>"),
         ("kimi_k2", KIMI.format("so:") + PARIS + "<|tool_call_end|><|tool_calls_section_end|>"),
@@ -239,6 +240,19 @@ def test_a_call_whose_markup_is_wrong_is_read_as_it_is_meant(name: str, text: st
         [("get_weather", {"city": "Paris"})],
     )
     assert len(reader.repairs) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_of_gemma_may_lack_its_opener_where_no_text_stands_before_it(seed: int) -> None:
+    thinking, cut = THINKING_BY_NAME["gemma4"], random.Random(seed)
+    for before, text, calls in (
+        ("", "", [("stop", "{}")]),
+        ("<|channel>thought\ncall:stop{}?<channel|>", "", [("stop", "{}")]),
+        ("I write ", "I write call:stop{}", []),
+    ):
+        reader = AnswerReader(DIALECTS_BY_NAME["gemma4"], thinking, tools=TOOLS)
+        found = read(reader, before + "call:stop{}", cut)
+        assert (found.text, found.calls, len(reader.repairs)) == (text, calls, len(calls))
 
 
 def test_where_reasoning_is_always_closed_no_call_ends_it() -> None:
