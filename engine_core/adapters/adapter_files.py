@@ -14,10 +14,12 @@ def stamp_of(folder: Path) -> str:
     return " ".join(f"{each.st_size}-{each.st_mtime_ns}-{each.st_ino}" for each in found)
 
 
-def has_changed(adapter: Adapter) -> bool:
-    """Whether its files hold something else than what its digest says, by which the cache is shared.
-
-    Raises OSError or ValueError if they cannot be read.
-    """
+def change_of(adapter: Adapter) -> str:
+    """Why an adapter cannot be read as it was ordered: its files hold something else than its digest says, by
+    which the cache is shared. An empty text if it can be."""
     folder = Path(adapter.folder)
-    return stamp_of(folder) != adapter.stamp and adapter_digest(folder) != adapter.digest
+    try:
+        changed = stamp_of(folder) != adapter.stamp and adapter_digest(folder) != adapter.digest
+    except (OSError, ValueError) as error:
+        return str(error)
+    return "its files have changed since: load it again" if changed else ""

@@ -22,24 +22,24 @@ class EngineAdapters:
         self._notify, self._until, self._tell = notify, until, tell
         self.states: dict[str, AdapterState] = {}
         """The adapters that can be used, by their names."""
-        self._heard: dict[tuple[int, str], AdapterState] = {}
-        """What each engine has told last of each name."""
+        self._ordered: Adapter | None = None
+        """The adapter that was ordered last."""
+        self._heard: dict[int, AdapterState] = {}
+        """What each engine has told of it first since then."""
 
     async def load(self, adapter: Adapter) -> str:
-        """Have all engines load an adapter; returns why one of them cannot, or an empty text."""
-        for key in [key for key in self._heard if key[1] == adapter.name]:
-            del self._heard[key]
+        """Have all engines load an adapter; returns why one of them cannot, or an empty text. Then the name
+        means what it did before."""
+        before = self.states.get(adapter.name)
+        self._ordered, self._heard = adapter, {}
         self._tell(LoadAdapter(adapter))
-        await self._until(lambda one: self._has_told(one, adapter))
-        told = [state for (_, name), state in self._heard.items() if name == adapter.name]
-        if error := next((state.error for state in told if state.error), ""):
-            self._tell(DropAdapter(adapter.name))
-            self.states.pop(adapter.name, None)
+        await self._until(lambda one: one.number in self._heard)
+        error = next((state.error for state in self._heard.values() if state.error), "")
+        if error and before is not None:
+            self._tell(LoadAdapter(before.adapter, before.facts))
+        elif error:
+            await self.drop(adapter.name)
         return error
-
-    def _has_told(self, replica: Replica, adapter: Adapter) -> bool:
-        state = self._heard.get((replica.number, adapter.name))
-        return state is not None and state.adapter.digest == adapter.digest
 
     async def drop(self, name: str) -> None:
         """Have a name mean nothing any more. Requests that run go on."""
@@ -47,11 +47,12 @@ class EngineAdapters:
         self._tell(DropAdapter(name))
 
     def receive(self, replica: Replica, state: AdapterState) -> None:
-        name = state.adapter.name
-        self._heard[replica.number, name] = state
+        name, digest, ordered = state.adapter.name, state.adapter.digest, self._ordered
+        if ordered is not None and (ordered.name, ordered.digest) == (name, digest):
+            self._heard.setdefault(replica.number, state)
         if state.facts is not None:
             self.states[name] = state
-        elif (known := self.states.get(name)) is not None and known.adapter.digest == state.adapter.digest:
+        elif (known := self.states.get(name)) is not None and known.adapter.digest == digest:
             del self.states[name]
 
     def welcome(self, replica: Replica) -> None:

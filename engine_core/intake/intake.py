@@ -75,7 +75,7 @@ class Intake:
 
     def __len__(self) -> int:
         """The number of requests here."""
-        waiting = len(self._held or ()) + (0 if self.adapters is None else self.adapters.waiting)
+        waiting = len(self._held or ()) + (0 if self.adapters is None else len(self.adapters.keys()))
         return waiting + (len(self._compile_queue) if self._compile_queue else 0)
 
     @property
@@ -195,6 +195,7 @@ class Intake:
             return self._schedule(client, request, matcher, paused=paused)
         if self.adapters is None or self._turns is None:
             return self.answer(client, Failed(request.id, 400, "the engine has no adapters"))
+        request = self.adapters.renewed(request)
         refused = self.adapters.refusal(request)
         refused = refused or self._scheduler.refusal(client, request, elsewhere=len(self))
         rank = self._turns.rank_of(request)

@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from engine_core.adapters.adapter_files import has_changed
+from engine_core.adapters.adapter_files import change_of
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import LOAD_SECONDS, AdapterStats, PlainHistogram
+from engine_core.features.adapters.adapter_names import AdapterNames
 from engine_core.features.adapters.known_adapters import (
     AdapterLoad,
     KnownAdapter,
     RequestForAdapter,
     idlest,
+    stats_of,
 )
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import AddRequest, Failed
@@ -63,7 +65,7 @@ class AdapterTable:
     def __init__(self, most: int, call: Callable[[str, list[Any]], CallFuture]) -> None:
         """The workers have room for `most` adapters at a time; `call` has every worker run a method."""
         self._most, self._call = most, call
-        self._names: dict[str, Adapter] = {}
+        self._names = AdapterNames()
         self._known: dict[str, KnownAdapter] = {}
         """Digest -> the adapter."""
         self._free = list(range(1, most + 1))
@@ -85,15 +87,15 @@ class AdapterTable:
     # Orders of servers.
 
     def load(self, adapter: Adapter, told: AdapterFacts | None = None) -> None:
-        """Have a name refer to an adapter, of which other workers have `told`, if any.
+        """Have a name refer to an adapter, of which other workers have `told`, if any. One that it refers to
+        already answers until the new one is loaded.
 
         `take_states` tells what becomes of it.
         """
+        self._overtake(adapter.name, adapter.digest)
         known = self._known.setdefault(adapter.digest, KnownAdapter(adapter, told=told))
-        before = self._names.get(adapter.name)
-        self._names[adapter.name] = known.adapter = adapter
-        if before is not None and before.digest != adapter.digest:
-            self._forget_unused(self._known[before.digest])
+        known.adapter = adapter
+        self._names.adapters.setdefault(adapter.name, adapter)
         known.untold.append(adapter)
         if known.facts is not None:
             self._tell(known)
@@ -102,11 +104,18 @@ class AdapterTable:
 
     def drop(self, name: str) -> None:
         """Have a name refer to nothing. Requests that use the adapter already run on."""
-        if (adapter := self._names.pop(name, None)) is not None:
+        if (adapter := self._names.drop(name)) is not None:
             self._states.append(AdapterState(adapter))
-            known = self._known[adapter.digest]
-            known.untold = [each for each in known.untold if each.name != name]
-            self._forget_unused(known)
+            self._forget_unused(self._known[adapter.digest])
+        self._overtake(name)
+
+    def _overtake(self, name: str, digest: str = "") -> None:
+        """Answer orders to load other adapters under a name than that of `digest`, which is ordered now."""
+        for known in [one for one in self._known.values() if one.adapter.digest != digest]:
+            if (adapter := known.withdraw(name)) is not None:
+                is_there = self._names.adapters.get(name) == adapter
+                self._states.append(AdapterState(adapter, known.told if is_there else None))
+                self._forget_unused(known)
 
     def fall_asleep(self) -> None:
         """Note that there are no workers until `wake`. Call this when nothing is loaded."""
@@ -122,6 +131,11 @@ class AdapterTable:
         self._asleep = False
 
     # Requests.
+
+    def renewed(self, request: AddRequest) -> AddRequest:
+        """The request, for the adapter that has replaced its own one since it was sent, if one has."""
+        is_kept = request.adapter in self._known or request.prompt_len
+        return request if is_kept else replace(request, adapter=self._names.successor(request.adapter))
 
     def refusal(self, request: AddRequest) -> Failed | None:
         """Why a request cannot run, if its adapter is not known."""
@@ -225,19 +239,8 @@ class AdapterTable:
         return bool(self.loading or self._states or self._failed or self._queued or wanted)
 
     @property
-    def waiting(self) -> int:
-        """The number of requests here."""
-        return len(self._queued)
-
-    @property
     def stats(self) -> AdapterStats:
-        known = [(one.adapter.name, one) for one in self._known.values()]
-        return AdapterStats(
-            running=sorted(name for name, one in known if one.users),
-            waiting=sorted(name for name, one in known if one.waiting),
-            resident=sum(one.facts is not None for _, one in known),
-            loads=self._loads.buckets,
-        )
+        return stats_of(self._known.values(), self._loads)
 
     def take_states(self) -> list[AdapterState]:
         """What servers are to be told."""
@@ -247,7 +250,7 @@ class AdapterTable:
     @property
     def all_states(self) -> list[AdapterState]:
         """What a server is to be told that is new."""
-        found = [(adapter, self._known[adapter.digest]) for adapter in self._names.values()]
+        found = [(adapter, self._known[adapter.digest]) for adapter in self._names.adapters.values()]
         return [AdapterState(adapter, known.told) for adapter, known in found if known.told is not None]
 
     # Loading.
@@ -315,11 +318,7 @@ class AdapterTable:
     def _begin_load(self, known: KnownAdapter, number: int) -> None:
         del self._wanted[known]
         known.number, self._passed = number, 0
-        try:
-            changed = "its files have changed since: load it again" if has_changed(known.adapter) else ""
-        except (OSError, ValueError) as error:
-            changed = str(error)
-        if changed:
+        if changed := change_of(known.adapter):
             self._evict(known)
             return self._fail(known, changed)
         call = self._call(READ_ADAPTER, [known.number, known.adapter.folder])
@@ -353,15 +352,19 @@ class AdapterTable:
     def _tell(self, known: KnownAdapter, seconds: float = 0.0) -> None:
         untold, known.untold = known.untold, []
         self._states += [AdapterState(each, known.facts, seconds=seconds) for each in untold]
+        for each in untold:
+            if (before := self._names.replace(each)) and not self._names.has(before):
+                for queued in self._queued.values():
+                    if queued.request.adapter == before and not queued.request.prompt_len:
+                        queued.wait_for(known)
+                self._forget_unused(self._known[before])
 
     def _fail(self, known: KnownAdapter, reason: str) -> None:
         """Forget an adapter that cannot be loaded, and tell servers and those who wait for it."""
         self._wanted.pop(known, None)
-        known.untold = []
-        for name, adapter in list(self._names.items()):
-            if adapter.digest == known.adapter.digest:
-                del self._names[name]
-                self._states.append(AdapterState(adapter, error=reason))
+        named = self._names.drop_all(known.adapter.digest)
+        failed, known.untold = {each.name: each for each in (*named, *known.untold)}, []
+        self._states += [AdapterState(each, error=reason) for each in failed.values()]
         for key in [key for key, queued in self._queued.items() if queued.known is known]:
             queued = self._take_out(key)
             message = f"the adapter {known.adapter.name} cannot be loaded: {reason}"
@@ -376,11 +379,11 @@ class AdapterTable:
     def _forget_unused(self, known: KnownAdapter) -> None:
         """Let an adapter go that nobody can ask for any more, once nothing uses it."""
         is_loading = self.loading is not None and self.loading.known is known
-        if known.users or known.waiting or is_loading:
+        if known.users or known.waiting or known.untold or is_loading:
             return
-        if not known.untold and known.number == 0 and known.told is not None:
+        if known.number == 0 and known.told is not None:
             self._wanted.pop(known, None)  # those who wanted it again have gone
-        if all(adapter.digest != known.adapter.digest for adapter in self._names.values()):
+        if not self._names.has(known.adapter.digest):
             self._wanted.pop(known, None)
             if known.number:
                 self._evict(known)

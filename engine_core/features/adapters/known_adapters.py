@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from engine_core.adapters.messages import Adapter
+from engine_core.engine_stats import AdapterStats, PlainHistogram
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import AddRequest
 from worker.calls.messages import AdapterFacts
@@ -50,6 +53,12 @@ class KnownAdapter:
                 return start + 1
         return None if tokens else 0
 
+    def withdraw(self, name: str) -> Adapter | None:
+        """Forget that it was asked for under this name; returns it as it was, if it was."""
+        found = next((each for each in self.untold if each.name == name), None)
+        self.untold = [each for each in self.untold if each.name != name]
+        return found
+
     @property
     def takes_requests(self) -> bool:
         return self.facts is not None and not self.is_closing
@@ -63,6 +72,16 @@ def idlest(adapters: Iterable[KnownAdapter]) -> KnownAdapter | None:
         if one.number and not one.users and (one.is_closing or not (one.waiting or one.untold))
     ]
     return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
+
+
+def stats_of(adapters: Collection[KnownAdapter], loads: PlainHistogram) -> AdapterStats:
+    """Counts of adapters that run, are waited for and are loaded, and of the times of loads."""
+    return AdapterStats(
+        running=sorted(one.adapter.name for one in adapters if one.users),
+        waiting=sorted(one.adapter.name for one in adapters if one.waiting),
+        resident=sum(one.facts is not None for one in adapters),
+        loads=loads.buckets,
+    )
 
 
 @dataclass(slots=True)
@@ -84,3 +103,8 @@ class RequestForAdapter:
     known: KnownAdapter
     paused: bool = False
     """Whether nothing shall be computed for it yet."""
+
+    def wait_for(self, other: KnownAdapter) -> None:
+        """Have it use another adapter."""
+        self.known.waiting, other.waiting = self.known.waiting - 1, other.waiting + 1
+        self.known, self.request = other, replace(self.request, adapter=other.adapter.digest)
