@@ -27,13 +27,15 @@ class EngineAdapters:
         self._heard: dict[int, AdapterState] = {}
         """What each engine has told of it first since then."""
 
-    async def load(self, adapter: Adapter) -> str:
+    async def load(self, adapter: Adapter) -> str | None:
         """Have all engines load an adapter; returns why one of them cannot, or an empty text. Then the name
-        means what it did before."""
+        means what it did before. None: no engine works that could load it."""
         before = self.states.get(adapter.name)
         self._ordered, self._heard = adapter, {}
         self._tell(LoadAdapter(adapter))
         await self._until(lambda one: one.number in self._heard)
+        if not self._heard:
+            return None
         error = next((state.error for state in self._heard.values() if state.error), "")
         if error and before is not None:
             self._tell(LoadAdapter(before.adapter, before.facts))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from engine_core import protocol
 from engine_core.client.replica import Replica
 from engine_core.client.replica_routing import ReplicaTable
+from worker.calls.messages import NoWorkers
 
 
 class WeightsTaken(ValueError):
@@ -90,8 +91,9 @@ class OperatorCommands:
     async def update_weights(self, folder: str, *, abort: bool = False) -> None:
         """Have all engines compute with the weights of a folder, once all have said that these fit.
 
-        Raises ValueError if one cannot, and WeightsTaken if another server has ordered some before: that one
-        wins which is the first at the first engine. `abort`: requests that run are ended before.
+        Raises ValueError if one cannot, WeightsTaken if another server has ordered some before: that one wins
+        which is the first at the first engine, and NoWorkers if no engine works. `abort`: requests that run
+        are ended before.
         """
         async with self._updating:
             working = self._working()
@@ -106,7 +108,10 @@ class OperatorCommands:
             self._table.forget_prefixes()
 
     def _working(self) -> list[int]:
-        return sorted(one.number for one in self._table.replicas.values() if one.works)
+        """The engines that work. Raises NoWorkers if none does."""
+        if not (found := sorted(one.number for one in self._table.replicas.values() if one.works)):
+            raise NoWorkers("no engine works now")
+        return found
 
     async def _order(self, numbers: Sequence[int], order: protocol.UpdateWeights) -> None:
         """Give these engines an order of weights. Raises ValueError if one cannot follow it."""

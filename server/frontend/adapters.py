@@ -25,6 +25,9 @@ from server.frontend.frontend import Frontend
 from server.model_facts import TAG
 from server.options.adapter_options import check_served_name
 
+_RETRY_SECONDS = 0.2
+"""Seconds after which an order is given again that no engine could take, because it is started again."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -214,6 +217,8 @@ class ServedAdapters:
         if name not in self._engines.states:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", "lora_name")
         async with self._lock:
+            while not (any(one.works for one in self.frontend.client.replicas) or self.frontend.client.dead):
+                await asyncio.sleep(_RETRY_SECONDS)  # or other API processes would tell the next engine of it
             await self._engines.drop(name)
 
     def _allowed(self, path: str) -> Path:
@@ -244,7 +249,10 @@ class ServedAdapters:
         except (ValueError, OSError) as error:
             return str(error) if folder is None else str(error).replace(str(folder), source)
         async with self._lock:
-            error = await self._engines.load(replace(adapter, **options))
+            while (error := await self._engines.load(replace(adapter, **options))) is None:
+                if self.frontend.client.dead:
+                    return "no engine works any more"
+                await asyncio.sleep(_RETRY_SECONDS)
         return error if folder is None else error.replace(str(folder), source)
 
 

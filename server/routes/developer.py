@@ -99,6 +99,8 @@ async def update_weights(request: Request, body: WeightsBody) -> JSONResponse:
     except WeightsTaken as error:
         message = f"The weights are not replaced: {error}. Order them again when it is done."
         raise HttpError(409, message) from None
+    except NoWorkers as error:
+        raise Unavailable(f"The weights are not replaced: {error}.", retry_after=1) from None
     except ValueError as error:
         raise BadRequest(f"The weights are not replaced: {error}", "path") from None
     seconds = round(time.monotonic() - began, 3)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted_engine import Two
+import pytest
+from scripted_engine import Connect, Two
 
 from engine_core.adapters.messages import Adapter, AdapterState, LoadAdapter
-from worker.calls.messages import AdapterFacts
+from worker.calls.messages import AdapterFacts, NoWorkers
 
 FACTS = AdapterFacts(bytes=1)
 OLD, NEW, NEWER = (Adapter("x", digest, "", "", "") for digest in ("old", "new", "newer"))
@@ -45,3 +46,15 @@ async def test_a_name_means_what_it_did_if_the_adapter_that_was_to_replace_it_ca
         script.send(AdapterState(OLD, FACTS))
     while client.adapters.states != {"x": AdapterState(OLD, FACTS)}:
         await asyncio.sleep(0.001)
+
+
+async def test_an_order_that_no_engine_could_take_is_not_said_to_be_done(connect: Connect) -> None:
+    one = connect()
+    script = await one.start(0)
+    asked = asyncio.create_task(one.client.adapters.load(NEW))
+    await script.received(1)
+    one.end(script)
+    assert await asyncio.wait_for(asked, 10) is None
+    assert await one.client.adapters.load(NEW) is None
+    with pytest.raises(NoWorkers, match="no engine works now"):
+        await one.client.orders.update_weights("/new")

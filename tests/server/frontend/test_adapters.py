@@ -17,6 +17,7 @@ from engine_core.adapters.messages import Adapter, AdapterState
 from models.config import ConfigError
 from server.errors import READY, ApiError, BadRequest, NotFound, Unavailable, loading
 from server.frontend import adapter_resolver
+from server.frontend import adapters as adapters_module
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
@@ -33,9 +34,14 @@ class FakeEngines:
         self.error = ""
         self.gate: asyncio.Event | None = None
         """An event that each load waits for."""
+        self.away = 0
+        """The orders that come before an engine is started again."""
 
-    async def load(self, adapter: Adapter) -> str:
+    async def load(self, adapter: Adapter) -> str | None:
         self.loaded.append(adapter.name)
+        if self.away:
+            self.away -= 1
+            return None
         await (asyncio.sleep(0.01) if self.gate is None else self.gate.wait())
         if self.error:
             return self.error
@@ -46,7 +52,7 @@ class FakeEngines:
 def served(*flags: str) -> tuple[ServedAdapters, FakeEngines]:
     engines, config = FakeEngines(), parse(["org/tiny", "--lora-resolver", *flags], {})
     frontend: Any = FakeFrontend()
-    frontend.config, frontend.client = config, SimpleNamespace(adapters=engines)
+    frontend.config, frontend.client = config, SimpleNamespace(adapters=engines, dead=None)
     return ServedAdapters(frontend), engines
 
 
@@ -177,3 +183,17 @@ async def test_repositories_are_loaded_by_orders_too(tmp_path: Path, monkeypatch
     assert state is engines.states["mine"]
     (tmp_path / "sql" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
     assert await adapters.use("mine", "owner/repo/sql") is not state
+
+
+async def test_an_order_waits_for_an_engine_that_is_started_again_unless_all_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "_RETRY_SECONDS", 0.0)
+    write_adapter(tmp_path / "sql")
+    adapters, engines = served("--lora-dir", str(tmp_path))
+    engines.away = 3
+    await adapters.load("sql", "sql", in_place=False)
+    assert engines.loaded == ["sql"] * 4 and adapters.find("sql") is not None
+    engines.away, adapters.frontend.client.dead = 1, "it broke"
+    with pytest.raises(BadRequest, match="no engine works any more"):
+        await adapters.load("sql", "sql", in_place=True)
