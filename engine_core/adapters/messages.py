@@ -30,6 +30,9 @@ class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The names of what its head tells apart, if the operator has given some."""
     prompt: str = ""
     """The name of the model's prompt that is written before texts for which a request names none."""
+    ordered: int = 0
+    """When it was ordered, in nanoseconds. Of two orders for a name the later one counts, in whichever order
+    they reach an engine."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -44,6 +47,8 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order that a name refers to no adapter any more. What runs goes on. `AdapterState` is the answer."""
 
     name: str
+    ordered: int
+    """When it was given, in nanoseconds."""
 
 
 class AdapterState(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -96,9 +96,9 @@ class MessageHandler:
                     engine.intake.adapters.load(adapter, facts)
                 else:
                     self._send(client, AdapterState(adapter, error=_WITHOUT_ADAPTERS))
-            case DropAdapter(name):
+            case DropAdapter(name, ordered):
                 if engine.intake.adapters is not None:
-                    engine.intake.adapters.drop(name)
+                    engine.intake.adapters.drop(name, ordered)
             case protocol.CallWorkers() if engine.asleep:
                 asleep = WorkerReturn(0, error="the model is asleep")
                 self._send(client, protocol.Returned(request.id, [asleep]))

@@ -12,10 +12,21 @@ class AdapterNames:
         self.adapters: dict[str, Adapter] = {}
         self._former: dict[str, str] = {}
         """Name -> the digest of the adapter that it referred to before."""
+        self._ordered: dict[str, int] = {}
+        """Name -> the time of the last order for it."""
 
     def has(self, digest: str) -> bool:
         """Whether a name refers to this adapter."""
         return any(adapter.digest == digest for adapter in self.adapters.values())
+
+    def order(self, adapter: Adapter) -> bool:
+        """Have the name of an adapter that is ordered refer to it, if it refers to none yet. Returns whether
+        no later order has come for the name."""
+        if adapter.ordered < self._ordered.get(adapter.name, 0):
+            return False
+        self._ordered[adapter.name] = adapter.ordered
+        self.adapters.setdefault(adapter.name, adapter)
+        return True
 
     def replace(self, adapter: Adapter) -> str:
         """Have an adapter's name refer to it; returns the digest of the one before, if that was another."""
@@ -25,8 +36,11 @@ class AdapterNames:
         self._former[adapter.name] = before.digest
         return before.digest
 
-    def drop(self, name: str) -> Adapter | None:
-        """Have a name refer to nothing; returns the adapter to which it referred."""
+    def drop(self, name: str, ordered: int = 0) -> Adapter | None:
+        """Have a name refer to nothing, unless a later order has come; returns what it referred to."""
+        if 0 < ordered < self._ordered.get(name, 0):
+            return None
+        self._ordered[name] = ordered or self._ordered.get(name, 0)
         self._former.pop(name, None)
         return self.adapters.pop(name, None)
 

@@ -92,27 +92,27 @@ class AdapterTable:
 
         `take_states` tells what becomes of it.
         """
-        self._overtake(adapter.name, adapter.digest)
+        if not self._names.order(adapter):
+            return self._states.append(AdapterState(adapter))
+        self._overtake(adapter.name, adapter.ordered, adapter.digest)
         known = self._known.setdefault(adapter.digest, KnownAdapter(adapter, told=told))
-        known.adapter = adapter
-        self._names.adapters.setdefault(adapter.name, adapter)
-        known.untold.append(adapter)
+        known.ask_for(adapter)
         if known.facts is not None:
             self._tell(known)
         elif not known.number:
             self._want(known)
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, ordered: int) -> None:
         """Have a name refer to nothing. Requests that use the adapter already run on."""
-        if (adapter := self._names.drop(name)) is not None:
+        if (adapter := self._names.drop(name, ordered)) is not None:
             self._states.append(AdapterState(adapter))
             self._forget_unused(self._known[adapter.digest])
-        self._overtake(name)
+        self._overtake(name, ordered)
 
-    def _overtake(self, name: str, digest: str = "") -> None:
-        """Answer orders to load other adapters under a name than that of `digest`, which is ordered now."""
+    def _overtake(self, name: str, ordered: int, digest: str = "") -> None:
+        """Answer earlier orders to load other adapters under a name than that of `digest`."""
         for known in [one for one in self._known.values() if one.adapter.digest != digest]:
-            if (adapter := known.withdraw(name)) is not None:
+            if (adapter := known.withdraw(name, ordered)) is not None:
                 is_there = self._names.adapters.get(name) == adapter
                 self._states.append(AdapterState(adapter, known.told if is_there else None))
                 self._forget_unused(known)

@@ -53,10 +53,16 @@ class KnownAdapter:
                 return start + 1
         return None if tokens else 0
 
-    def withdraw(self, name: str) -> Adapter | None:
-        """Forget that it was asked for under this name; returns it as it was, if it was."""
-        found = next((each for each in self.untold if each.name == name), None)
-        self.untold = [each for each in self.untold if each.name != name]
+    def ask_for(self, adapter: Adapter) -> None:
+        """Note that it is asked for under the name that it has here."""
+        self.adapter = adapter
+        self.untold.append(adapter)
+
+    def withdraw(self, name: str, ordered: int) -> Adapter | None:
+        """Forget that it was asked for under this name up to a time; returns it as it was, if it was."""
+        found = next((each for each in self.untold if each.name == name and each.ordered <= ordered), None)
+        if found is not None:
+            self.untold.remove(found)
         return found
 
     @property

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted_engine import Connect, Two
+from msgspec.structs import replace
+from scripted_engine import Connect, Script, Two
 
 from engine_core.adapters.messages import Adapter, AdapterState, LoadAdapter
 from worker.calls.messages import AdapterFacts, NoWorkers
 
 FACTS = AdapterFacts(bytes=1)
-OLD, NEW, NEWER = (Adapter("x", digest, "", "", "") for digest in ("old", "new", "newer"))
+OLD, NEW = (Adapter("x", digest, "", "", "") for digest in ("old", "new"))
+
+
+async def order_of(script: Script) -> Adapter:
+    [order] = await script.received(1)
+    assert isinstance(order, LoadAdapter)
+    return order.adapter
 
 
 async def test_an_order_has_its_answers_though_a_later_one_of_another_client_overtakes_it(two: Two) -> None:
     client, first, second, _ = two
     asked = asyncio.create_task(client.adapters.load(NEW))
-    for script in (first, second):
-        await script.received(1)
-    first.send(AdapterState(NEW, FACTS), AdapterState(NEWER, FACTS))
-    while client.adapters.states.get("x") != AdapterState(NEWER, FACTS):
+    order, _ = await order_of(first), await order_of(second)
+    newer = AdapterState(replace(order, digest="newer", ordered=order.ordered + 1), FACTS)
+    first.send(AdapterState(order, FACTS), newer)
+    while client.adapters.states.get("x") != newer:
         await asyncio.sleep(0.001)
-    second.send(AdapterState(NEW), AdapterState(NEWER, FACTS))
+    second.send(AdapterState(order), newer)
     assert await asyncio.wait_for(asked, 10) == ""
-    assert client.adapters.states["x"].adapter == NEWER
+    assert client.adapters.states["x"] == newer
 
 
 async def test_a_name_means_what_it_did_if_the_adapter_that_was_to_replace_it_cannot_be_loaded(
@@ -33,19 +40,31 @@ async def test_a_name_means_what_it_did_if_the_adapter_that_was_to_replace_it_ca
     client, first, second, _ = two
     asked = asyncio.create_task(client.adapters.load(OLD))
     for script in (first, second):
-        await script.received(1)
-        script.send(AdapterState(OLD, FACTS))
+        script.send(AdapterState(await order_of(script), FACTS))
     assert await asked == ""
     asked = asyncio.create_task(client.adapters.load(NEW))
-    for script, answer in ((first, AdapterState(NEW, FACTS)), (second, AdapterState(NEW, error="no"))):
-        await script.received(1)
-        script.send(answer)
+    for script, facts, error in ((first, FACTS, ""), (second, None, "no")):
+        script.send(AdapterState(await order_of(script), facts, error))
     assert await asked == "no"
     for script in (first, second):
-        assert await script.received(1) == [LoadAdapter(OLD, FACTS)]
-        script.send(AdapterState(OLD, FACTS))
-    while client.adapters.states != {"x": AdapterState(OLD, FACTS)}:
+        order = await order_of(script)
+        assert order.digest == "old"
+        script.send(AdapterState(order, FACTS))
+    while client.adapters.states["x"].adapter.digest != "old":
         await asyncio.sleep(0.001)
+
+
+async def test_an_adapter_that_was_dropped_does_not_come_back_with_an_engine(two: Two) -> None:
+    client, first, second, _ = two
+    asked = asyncio.create_task(client.adapters.load(OLD))
+    for script in (first, second):
+        script.send(AdapterState(order := await order_of(script), FACTS))
+    await asked
+    await client.adapters.drop("x")
+    [dropped], _ = await first.received(1), await second.received(1)
+    first.send(AdapterState(order, FACTS))  # another client restored it, which had not heard yet
+    assert await first.received(1) == [dropped]
+    assert not client.adapters.states
 
 
 async def test_an_order_that_no_engine_could_take_is_not_said_to_be_done(connect: Connect) -> None:

@@ -46,7 +46,7 @@ def test_a_reload_under_the_same_name_finds_nothing_of_the_old_weights(
     one.run()
     assert one.text(3) == one.text(2)
     assert one.table.stats.resident == 1
-    one.table.drop("x")
+    one.table.drop("x", 0)
     one.add(4, old)
     one.run()
     [gone] = one.told[4]
@@ -61,7 +61,7 @@ def test_a_number_is_given_again_when_workers_have_dropped_its_adapter(
     one.load(one.adapter("x", 3))
     one.executor.holds = True
     new = one.adapter("x", 4)
-    one.table.drop("x")
+    one.table.drop("x", 0)
     one.table.load(new)
     for _ in range(5):
         one.step()
@@ -202,13 +202,13 @@ def test_unloading_lets_requests_finish(bench: Callable[..., Bench]) -> None:
     one.load(a)
     one.add(1, a)
     one.step()
-    one.table.drop("a")
+    one.table.drop("a", 0)
     one.run()
     assert one.text(1) == adapted_reference(PROMPT, 4, 1)
     assert one.table.stats.resident == 0
     assert not one.executor._worker.adapters.shifts  # pyright: ignore[reportPrivateUsage]
     assert one.states[-1] == AdapterState(a)
-    one.table.drop("a")
+    one.table.drop("a", 0)
 
 
 def test_who_uses_an_unloaded_adapter_goes_on_behind_other_weights(
@@ -219,7 +219,7 @@ def test_who_uses_an_unloaded_adapter_goes_on_behind_other_weights(
     one.load(a)
     one.add(1, a)
     one.step()
-    one.table.drop("a")
+    one.table.drop("a", 0)
     monkeypatch.setattr(Engine, "find_weights", lambda engine, folder: engine._load)  # they fit
     one.engine.update_weights("other")
     one.run()

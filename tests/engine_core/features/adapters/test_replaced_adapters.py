@@ -64,3 +64,15 @@ def test_of_two_orders_for_a_name_the_later_one_counts_and_both_are_answered(
     one.load(second)
     assert {state.adapter.digest for state in one.states} == {first.digest, second.digest}
     assert [state.adapter for state in one.table.all_states] == [second]
+
+
+def test_the_order_that_was_given_later_counts_though_it_comes_first(bench: Callable[..., Bench]) -> None:
+    one = bench()
+    late, other = replace(one.adapter("x", 3), ordered=5), replace(one.adapter("new", 4), name="x", ordered=7)
+    one.load(other, late)
+    assert {state.adapter: state.facts is not None for state in one.states} == {other: True, late: False}
+    one.table.drop("x", 6)
+    assert [state.adapter for state in one.table.all_states] == [other]
+    one.table.drop("x", 8)
+    one.load(other)  # a server that has not heard of that restores it
+    assert not one.table.all_states
