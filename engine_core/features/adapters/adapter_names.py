@@ -23,6 +23,8 @@ class AdapterNames:
         """Have the name of an adapter that is ordered refer to it, if it refers to none yet. Returns whether
         no later order has come for the name."""
         if adapter.ordered < self._ordered.get(adapter.name, 0):
+            if adapter.name in self.adapters:
+                self._former[adapter.name] = adapter.digest  # servers may not have heard of the later one
             return False
         self._ordered[adapter.name] = adapter.ordered
         self.adapters.setdefault(adapter.name, adapter)

@@ -93,7 +93,7 @@ class AdapterTable:
         `take_states` tells what becomes of it.
         """
         if not self._names.order(adapter):
-            return self._states.append(AdapterState(adapter))
+            return None if told else self._states.append(AdapterState(adapter))
         self._overtake(adapter.name, adapter.ordered, adapter.digest)
         known = self._known.setdefault(adapter.digest, KnownAdapter(adapter, told=told))
         known.ask_for(adapter)

@@ -8,6 +8,8 @@ from adapted_engine import PROMPT, Bench
 from fake_adapters import adapted_reference
 from msgspec.structs import replace
 
+from worker.calls.messages import AdapterFacts
+
 
 @pytest.fixture
 def bench(model: Path, tmp_path: Path) -> Callable[..., Bench]:
@@ -71,6 +73,10 @@ def test_the_order_that_was_given_later_counts_though_it_comes_first(bench: Call
     late, other = replace(one.adapter("x", 3), ordered=5), replace(one.adapter("new", 4), name="x", ordered=7)
     one.load(other, late)
     assert {state.adapter: state.facts is not None for state in one.states} == {other: True, late: False}
+    one.table.load(late, AdapterFacts(bytes=1))  # a server restores it that has not heard of the other
+    one.add(1, late)
+    one.run()
+    assert one.text(1) == adapted_reference(PROMPT, 4, 4) and len(one.states) == 2
     one.table.drop("x", 6)
     assert [state.adapter for state in one.table.all_states] == [other]
     one.table.drop("x", 8)
