@@ -126,7 +126,7 @@ def formed(names: Sequence[str], input_bits: int) -> Layer:
 @pytest.mark.parametrize("input_bits", [8, 16])
 @pytest.mark.parametrize("name", [*FORMS, "GPTQ"])
 def test_many_rows_of_an_expert_have_the_bits_of_few(level: str, name: str, input_bits: int) -> None:
-    """Those of whole codes are multiplied in other ways."""
+    # Many rows of whole codes are multiplied in another way.
     table, layer = table_of(level), formed([name], input_bits)
     x, ids, weights = chosen(190, 256, torch.bfloat16)
     for many, few in ((190, [[189], list(range(9, 30))]), (40, [[7, 9]])):
