@@ -19,8 +19,11 @@ export const address = () => new URL(".", document.baseURI).href.replace(/\/$/, 
 
 function headers(body) {
   const key = keyNow(), form = body instanceof FormData;  // whose content type the browser writes
-  return { ...(form ? { "X-Model": body.get("model") } : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return { ...(form ? { "X-Model": body.get("model") } : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${asBytes(key)}` } : {}) };
 }
+
+/** A text in UTF-8, a character for each byte: browsers refuse all others in headers. */
+const asBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 const keyNow = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
 

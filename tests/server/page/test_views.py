@@ -237,6 +237,16 @@ def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, model: Fak
         tab.complaints.clear()  # the browser notes the status 401
 
 
+def test_a_key_may_have_any_letters(tab: Tab, model: FakeFrontend) -> None:
+    with served(model, access=AccessOptions(api_key=["schlüssel-ключ"])) as url:
+        tab.open(url)
+        enter(tab, "ключ")
+        tab.wait("document.getElementById('key-reason').textContent.includes('does not know')")
+        enter(tab, "schlüssel-ключ")
+        tab.wait(READY)
+        tab.complaints.clear()  # the browser notes the status 401
+
+
 def test_a_key_is_asked_for_once(tab: Tab, model: FakeFrontend) -> None:
     """Requests that are on their way together ask once; other tabs and what runs by itself do not ask."""
     with served(model, access=AccessOptions(api_key=["secret"])) as url:
