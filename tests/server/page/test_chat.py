@@ -189,6 +189,28 @@ def test_what_is_wrong_is_said_where_it_is(tab: Tab, model: FakeFrontend) -> Non
         tab.complaints.clear()  # the browser notes the status 400
 
 
+def test_an_answer_is_not_tried_again_while_a_setting_is_wrong(tab: Tab, model: FakeFrontend) -> None:
+    """Neither the answer that failed is taken away then, nor another one beside it."""
+    refuses = "async () => new Response('{}', {status: 400})"
+    with opened(tab, model):
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        tab.run(f"window.real = fetch; window.fetch = {refuses}; 0")
+        click(tab, "[aria-label=Regenerate]")
+        tab.wait(f"{IDLE} && document.querySelectorAll('.error').length === 1")
+        tab.run("window.fetch = window.real; 0")
+        fill(tab, "more", "{")
+        for _ in range(2):
+            click(tab, ".assistant .chip")
+        tab.wait("document.getElementById('told').textContent.includes('no JSON')")
+        fill(tab, "more", "")
+        model.reply = "Again."
+        click(tab, ".assistant .chip")
+        hear(tab, "hi|Again.")
+        click(tab, '[aria-label="Earlier version"]')
+        hear(tab, "hi|Hello, world.")
+
+
 def test_settings_show_the_values_in_force(tab: Tab, model: FakeFrontend) -> None:
     model.facts = replace(model.facts, defaults={"temperature": 0.2, "top_k": 40})
     with opened(tab, model):

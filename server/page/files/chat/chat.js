@@ -24,7 +24,8 @@ let follows = true;  // whether the end of the conversation stays in sight while
 const acts = {
   again(message) {
     const { parent } = message;
-    if (!current.running && !message.content && !message.children.length) current.tree.remove(message);  // nothing is lost
+    if (current.running || !readable()) return;
+    if (!message.content && !message.children.length) current.tree.remove(message);  // nothing is lost
     answer(parent);
   },
   goOn: (message) => answer(message.parent, message),
@@ -33,6 +34,7 @@ const acts = {
   rewrite,
   remove,
   returnResults(message, results) {
+    if (!readable()) return;
     let last = message;
     message.calls.forEach((call, i) => { last = current.tree.add(last, "tool", results[i], { tool: { id: call.id, name: call.name } }); });
     answer(last);
