@@ -21,6 +21,14 @@ let changed = () => {};
 /** The card of the chosen model; undefined while the server is not ready. */
 export const chosen = () => cards.find((card) => card.id === byId("model").value) ?? cards[0];
 export const model = () => chosen()?.id;
+
+/** The card of the chosen model, for what cannot do without. Raises an Error while there is none. */
+export function needed() {
+  const card = chosen();
+  if (!card) throw new Error("The server has not told its models yet.");
+  return card;
+}
+
 export const infoOf = (card) => infos.get(card?.id) ?? {};
 
 /** @returns {Set<Ability>} what a model has views for */

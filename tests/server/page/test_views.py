@@ -247,6 +247,25 @@ def test_a_key_may_have_any_letters(tab: Tab, model: FakeFrontend) -> None:
         tab.complaints.clear()  # the browser notes the status 401
 
 
+def test_nothing_is_sent_before_the_models_are_known(tab: Tab, model: FakeFrontend) -> None:
+    told = "document.getElementById('told').textContent"
+    with served(model, access=AccessOptions(api_key=["secret"])) as url:
+        tab.open(url)
+        click(tab, "#no-key")
+        say(tab, "hi")
+        tab.wait(f"{told} === 'The server has not told its models yet.'")
+        tab.run("document.getElementById('told').textContent = ''")
+        tab.bring("drop", ("a.txt", "text/plain", b"words"))
+        tab.wait(f"{told} === 'The server has not told its models yet.'")
+        click(tab, "#state button")
+        enter(tab, "secret")
+        tab.wait(READY)
+        tab.run("document.getElementById('input').focus()")
+        tab.press("Enter")
+        hear(tab, "hi|Hello, world.")
+        tab.complaints.clear()  # the browser notes the status 401
+
+
 def test_a_key_is_asked_for_once(tab: Tab, model: FakeFrontend) -> None:
     """Requests that are on their way together ask once; other tabs and what runs by itself do not ask."""
     with served(model, access=AccessOptions(api_key=["secret"])) as url:

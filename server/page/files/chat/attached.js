@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { byId, element, iconButton, number } from "../dom.js";
-import { chosen, otherWith } from "../models.js";
+import { chosen, needed, otherWith } from "../models.js";
 
 const PICTURES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif"];
 /** The part of the context that files may fill, beyond which each takes half of what is left; the most bytes of a text and of a PDF that are looked at. */
@@ -96,7 +96,7 @@ async function take(files, soFar) {
 }
 
 async function asPicture(file, { pictures }) {
-  const why = refusal(file, [...pictures, ...waiting.filter(({ url }) => url)], chosen().media);
+  const why = refusal(file, [...pictures, ...waiting.filter(({ url }) => url)], needed().media);
   if (why) throw new Error(why);
   const url = await dataUrl(file).catch(() => { throw new Error(`${file.name} cannot be read.`); });
   return { name: file.name, bytes: asBase64(file.size), url };
@@ -104,7 +104,7 @@ async function asPicture(file, { pictures }) {
 
 /** As much of a text file as the context has room for, in tokens as the server counts them. */
 async function asText(file, { used }, told) {
-  const { name, size, type } = file, bytesOf = (text) => new TextEncoder().encode(text).length, model = chosen().id;
+  const { name, size, type } = file, bytesOf = (text) => new TextEncoder().encode(text).length, model = needed().id;
   const isPdf = type === "application/pdf" || /\.pdf$/i.test(name);
   const { text: whole, share: part } = isPdf ? await ofPdf(file) : { text: textOf(await file.slice(0, MOST_BYTES).arrayBuffer()), share: Math.min(1, MOST_BYTES / size) };
   if (!whole?.trim()) throw new Error(whole === null ? `${name} is neither a picture nor a text in UTF-8.` : `${name} is empty.`);

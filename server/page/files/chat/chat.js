@@ -2,7 +2,7 @@
 
 import { address } from "../api.js";
 import { announce, byId, copy, number, toast } from "../dom.js";
-import { choose, chosen, model, wasUsed } from "../models.js";
+import { choose, chosen, model, needed, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { allRead, areWaiting, beginFiles, offerFiles, takeWaiting } from "./attached.js";
 import { Tree } from "./branches.js";
@@ -194,8 +194,8 @@ function follow() {
   if (follows) place.scrollTop = place.scrollHeight;
 }
 
-/** The next request. Raises a SyntaxError if a field of the settings is no JSON. */
-const body = () => ({ model: model(), messages: sent(current.tree.path, current.system.trim()), ...fields() });
+/** The next request. Raises an Error if no model is known, or a field of the settings is no JSON. */
+const body = () => ({ model: needed().id, messages: sent(current.tree.path, current.system.trim()), ...fields() });
 
 function readable() {
   try { body(); } catch (error) { byId("told").textContent = error.message; return false; }
