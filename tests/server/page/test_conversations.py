@@ -4,7 +4,7 @@ import json
 
 from chromium import Tab
 from fake_frontend import FakeFrontend
-from page_driver import LISTED, MESSAGES, READY, click, fill, hear, opened, say
+from page_driver import LISTED, MESSAGES, READY, click, fill, hear, module, opened, say
 
 SAVES = """
   window.saved = [];
@@ -63,6 +63,20 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(tab: Tab, model: 
         hear(tab, "slow|Hello, world.")
         again(tab)
         hear(tab, "slow|Hello, world.")
+
+
+def test_what_another_tab_adds_to_a_conversation_is_shown_and_stays(tab: Tab, model: FakeFrontend) -> None:
+    more = "{role: 'user', content: 'elsewhere', after: 1, shown: true}"
+    added = f"{{...one, messages: [...one.messages, {more}]}}"
+    with opened(tab, model):
+        say(tab, "one")
+        hear(tab, "one|Hello, world.")
+        tab.wait(f"{LISTED} === 'one'")
+        told = "new BroadcastChannel('facet-conversations').postMessage(one.id)"
+        module(tab, "chat/store.js", f"m.loadAll().then(([one]) => m.put({added}).then(() => {told}))")
+        hear(tab, "one|Hello, world.|elsewhere")
+        say(tab, "two")
+        hear(tab, "one|Hello, world.|elsewhere|two|Hello, world.")
 
 
 def test_they_are_found_renamed_exported_imported_and_deleted(tab: Tab, model: FakeFrontend) -> None:

@@ -11,7 +11,7 @@ import { drawFirst } from "./first.js";
 import { findIn, markWords } from "./found.js";
 import { loadMarkdown, viewOf } from "./message.js";
 import { beginSettings, fields, fillSettings, lastSystem, showDefaults, showSystem } from "./settings.js";
-import { load, newId } from "./store.js";
+import { load, newId, onChange } from "./store.js";
 import { beginTips } from "./tokens.js";
 
 const KEEP_EVERY = 2000;
@@ -19,6 +19,7 @@ const NEARLY = 0.9;
 /** Conversations that are shown or answered, by id. */
 const alive = new Map();
 let current = fresh();
+let stale = "";  // the id of the conversation if another tab has changed it
 let follows = true;  // whether the end of the conversation stays in sight while it grows
 
 const acts = {
@@ -55,6 +56,8 @@ export function beginChat() {
   beginScrolling();
   byId("say").addEventListener("submit", (event) => { event.preventDefault(); say(); });
   byId("stop").addEventListener("click", stopAnswer);
+  onChange((id) => { if (id === current.id) stale = id; renew(); });
+  document.addEventListener("visibilitychange", renew);
   addEventListener("pagehide", () => { for (const one of alive.values()) if (one.running) store(one); });
   showSystem(current.system = lastSystem());
 }
@@ -124,6 +127,18 @@ export async function showChat(id) {
   if (words.length) showFound(words);
   else show();
   if (!matchMedia("(pointer: coarse)").matches) byId("input").focus({ preventScroll: true });
+}
+
+/** Shows what another tab has made of the conversation, once it is seen: what is sent from here would undo it. */
+async function renew() {
+  const { id } = current;
+  if (id !== stale || document.hidden || current.running) return;
+  stale = "";
+  const found = await opened(id);
+  if (!found || id !== current.id || current.running) return;
+  alive.set(id, current = found);
+  showSystem(current.system);
+  show();
 }
 
 async function opened(id) {

@@ -63,5 +63,5 @@ export async function remove(ids) {
 
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Calls `act` when another tab has changed something. */
-export const onChange = (act) => channel?.addEventListener("message", act);
+/** Calls `act` when another tab has changed something, with the id of the conversation that it has kept. */
+export const onChange = (act) => channel?.addEventListener("message", ({ data }) => act(data));
