@@ -79,6 +79,28 @@ def test_what_another_tab_adds_to_a_conversation_is_shown_and_stays(tab: Tab, mo
         hear(tab, "one|Hello, world.|elsewhere|two|Hello, world.")
 
 
+def test_the_list_holds_still_while_an_answer_is_kept_again_and_again(tab: Tab, model: FakeFrontend) -> None:
+    again = (
+        "m.loadAll().then(([one]) => m.put({...one, messages: [{...one.messages[0], content: 'longer'}]}))"
+    )
+    told = "new BroadcastChannel('facet-conversations').postMessage('')"
+    with opened(tab, model):
+        say(tab, "one")
+        hear(tab, "one|Hello, world.")
+        tab.wait(f"{LISTED} === 'one'")
+        tab.run("document.querySelector('#conversations a').focus()")
+        module(tab, "chat/store.js", f"{again}.then(() => {told})")
+        tab.run("new Promise(done => setTimeout(done, 100))")
+        assert tab.run("document.activeElement.hash").startswith("#chat/")
+        choose(tab, "Rename")
+        tab.run("document.activeElement.value = 'tw'")
+        module(tab, "chat/store.js", f"{again}.then(() => {told})")
+        tab.run("new Promise(done => setTimeout(done, 100))")
+        tab.run("document.activeElement.value += 'o'")
+        tab.press("Enter")
+        tab.wait(f"{LISTED} === 'two'")
+
+
 def test_they_are_found_renamed_exported_imported_and_deleted(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
         for text in ("apples", "pears"):

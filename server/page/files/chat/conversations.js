@@ -47,13 +47,14 @@ export async function refresh() {
 export const soughtWords = () => byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
 
 function draw() {
-  if (list === null) return;
+  if (list === null || byId("conversations").querySelector("input")) return;  // one is being renamed, at whose end it is drawn
   const sought = soughtWords(), place = byId("conversations");
   const found = list.filter(({ low }) => sought.every((word) => low.includes(word)));
   if (!sought.length) globalThis.CSS?.highlights?.delete("found");
   const groups = grouped(found);
-  place.replaceChildren(...[...groups].flatMap(([age, some]) => [element("h2", { text: age }), element("ul", {}, ...some.map((head) => row(head, sought)))]));
-  if (!found.length) place.append(element("p", { class: "help", text: sought.length ? "No conversation has these words." : "Conversations will be listed here." }));
+  const made = element("div", {}, ...[...groups].flatMap(([age, some]) => [element("h2", { text: age }), element("ul", {}, ...some.map((head) => row(head, sought)))]));
+  if (!found.length) made.append(element("p", { class: "help", text: sought.length ? "No conversation has these words." : "Conversations will be listed here." }));
+  if (!place.firstElementChild?.isEqualNode(made)) place.replaceChildren(made);  // while an answer comes, nobody loses the focus
 }
 
 function grouped(some) {
@@ -114,6 +115,7 @@ function rename(head) {
   const end = async (title) => {
     if (over) return;
     over = true;
+    field.replaceWith(link);
     const whole = title && title !== head.title && await load(head.id);
     if (whole) { await put({ ...whole, title }); events.renamed(head.id, title); announce(`Renamed to ${title}`); }
     await refresh();
