@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, the sidebar, the theme, keys that work everywhere.
 
-import { byId, kept, keep, toast } from "./dom.js";
+import { byId, composes, kept, keep, toast } from "./dom.js";
 import { ABILITIES, abilities, beginModels, chosen } from "./models.js";
 import { beginChat, showChat, stopAnswer, useModel } from "./chat/chat.js";
 import { mark } from "./chat/conversations.js";
@@ -86,6 +86,7 @@ function beginTheme() {
 }
 
 function onKey(event) {
+  if (composes(event)) return;
   const command = event.ctrlKey || event.metaKey;
   if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) {
     if (NARROW.matches && !document.body.classList.contains("no-side")) showSide(false);

@@ -60,6 +60,9 @@ export function announce(text) {
   byId("said").textContent = text;
 }
 
+/** Whether a key is for the input method, which shows words to choose from: Enter takes one, and Escape none. Safari says so by a code. */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
 let hiding = 0;
 
 /** Shows a notice for some seconds, with a button if there is something to be done. */

@@ -88,6 +88,44 @@ def test_edited_and_repeated_turns_are_branches(tab: Tab, model: FakeFrontend) -
         tab.wait(f"{IDLE} && {MESSAGES}.endsWith('two|Hello, world.|go on|Another.')")
 
 
+def test_keys_of_an_input_method_are_left_to_it(tab: Tab, model: FakeFrontend) -> None:
+    """While somebody chooses among its words, Enter and Escape send, name, open, cancel and stop nothing."""
+
+    def press_composing(key: str, **more: int) -> None:
+        event = json.dumps({"key": key, "bubbles": True, "isComposing": not more, **more})
+        tab.run(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {event}))")
+
+    with opened(tab, model):
+        say(tab, "one")
+        hear(tab, "one|Hello, world.")
+        model.gate = asyncio.Event()
+        say(tab, "two")
+        tab.wait(f"{MESSAGES}.endsWith('two|Hel')")
+        press_composing("Escape")
+        fill(tab, "search", "one")
+        tab.run("document.getElementById('search').focus()")
+        press_composing("Escape")
+        tab.press("Escape")  # clears the search, and stops no answer
+        tab.wait("!document.getElementById('search').value")
+        assert not tab.run(IDLE)
+        tab.run("document.getElementById('input').focus()")
+        tab.press("Escape")
+        tab.wait(IDLE)
+        click(tab, '[aria-label="Edit this message as a new branch"]')
+        tab.wait("document.activeElement.value === 'one'")
+        for key in ("Enter", "Escape"):
+            press_composing(key)
+            press_composing(key, keyCode=229)
+        tab.run("document.activeElement.value = 'three'")
+        tab.press("Escape")
+        hear(tab, "one|Hello, world.|two|Hel")
+        click(tab, "#conversations [aria-haspopup]")
+        click(tab, "#menu button")
+        press_composing("Enter")
+        press_composing("Escape")
+        assert tab.run("document.activeElement.getAttribute('aria-label')") == "New title"
+
+
 def test_answers_are_edited_and_single_messages_deleted(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
         for text in ("one", "two"):

@@ -1,7 +1,7 @@
 // The chat: the conversation that is shown, sending, answering, branches, and keeping all of it.
 
 import { address } from "../api.js";
-import { announce, byId, copy, number, toast } from "../dom.js";
+import { announce, byId, composes, copy, number, toast } from "../dom.js";
 import { choose, chosen, model, needed, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { allRead, areWaiting, beginFiles, offerFiles, takeWaiting } from "./attached.js";
@@ -83,7 +83,7 @@ function beginField() {
   };
   field.addEventListener("input", fit);
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); say(); }
+    if (event.key === "Enter" && !event.shiftKey && !composes(event)) { event.preventDefault(); say(); }
     if (event.key === "ArrowUp" && !field.value) {
       const last = current.tree.path.findLast(({ role }) => role === "user");
       if (last && !current.running) { event.preventDefault(); viewOf(last, acts).edit(); }

@@ -1,6 +1,6 @@
 // The list of conversations at the side: search, rename, export, import, delete.
 
-import { announce, byId, element, iconButton, save, toast } from "../dom.js";
+import { announce, byId, composes, element, iconButton, save, toast } from "../dom.js";
 import { asMarkdown, read } from "./files.js";
 import { heads, load, loadAll, onChange, put, remove } from "./store.js";
 
@@ -16,7 +16,8 @@ export function beginConversations(told) {
   events = told;
   byId("search").addEventListener("input", draw);
   byId("search").addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { byId("search").value = ""; draw(); }
+    if (composes(event)) return;
+    if (event.key === "Escape" && byId("search").value) { event.stopPropagation(); byId("search").value = ""; draw(); }
     if (event.key === "Enter") byId("conversations").querySelector("a")?.click();
   });
   onChange(refresh);
@@ -122,6 +123,7 @@ function rename(head) {
     byId("conversations").querySelector(`[data-id="${head.id}"]`)?.focus();
   };
   field.addEventListener("keydown", (event) => {
+    if (composes(event)) return;
     if (event.key === "Enter") end(field.value.trim());
     if (event.key === "Escape") { event.stopPropagation(); end(""); }
   });

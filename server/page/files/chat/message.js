@@ -1,6 +1,6 @@
 // How a message looks: its text, pictures, reasoning, calls of tools, and what can be done with it.
 
-import { copy, element, iconButton } from "../dom.js";
+import { composes, copy, element, iconButton } from "../dom.js";
 import { shown, shownTexts } from "./attached.js";
 import { standing } from "./branches.js";
 import { drawTokens } from "./tokens.js";
@@ -151,8 +151,9 @@ class View {
     const form = element("form", { class: "edit", onsubmit: send }, field, element("div", { class: "row" },
       element("button", { type: "button", text: "Cancel", onclick: cancel }), element("button", { type: "submit", text: user ? "Send" : "Save" })));
     field.addEventListener("keydown", (event) => {
+      if (composes(event)) return;
       if (event.key === "Escape") { event.stopPropagation(); cancel(); }
-      if (event.key === "Enter" && (user ? !event.shiftKey : event.ctrlKey || event.metaKey) && !event.isComposing) send(event);
+      if (event.key === "Enter" && (user ? !event.shiftKey : event.ctrlKey || event.metaKey)) send(event);
     });
     acting.hidden = true;
     text.replaceWith(form);

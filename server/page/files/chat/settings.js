@@ -1,7 +1,7 @@
 // The drawer of settings: the system prompt and its presets, sampling, thinking, tools, the form of answers, what is shown.
 
 import { get } from "../api.js";
-import { byId, element, iconButton, keep, kept, number } from "../dom.js";
+import { byId, composes, element, iconButton, keep, kept, number } from "../dom.js";
 import { chosen } from "../models.js";
 import { dropAll, exportAll, importFile } from "./conversations.js";
 
@@ -38,7 +38,7 @@ export function beginSettings(act) {
   onSystem = act;
   byId("open-settings").addEventListener("click", () => openSettings(byId("settings").hidden));
   byId("close-settings").addEventListener("click", () => openSettings(false));
-  byId("settings").addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); openSettings(false); } });
+  byId("settings").addEventListener("keydown", (event) => { if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); openSettings(false); } });
   byId("role").addEventListener("click", () => openSettings(true));
 }
 
@@ -87,7 +87,7 @@ function systemPart() {
     saveAs.value = "";
     showSystem(field.value);
   };
-  saveAs.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add(); } });
+  saveAs.addEventListener("keydown", (event) => { if (event.key === "Enter" && !composes(event)) { event.preventDefault(); add(); } });
   const drop = iconButton("close", "Delete this preset", () => {
     const { [list.value]: _, ...rest } = kept(OWN, {});
     keep(OWN, rest);
