@@ -41,9 +41,8 @@ export async function copy(text, button, place) {
     await navigator.clipboard.writeText(text);
     const shown = button.querySelector("use");
     if (shown) {
-      const before = shown.getAttribute("href");
       shown.setAttribute("href", "#i-done");
-      setTimeout(() => shown.setAttribute("href", before), 1200);
+      setTimeout(() => shown.setAttribute("href", "#i-copy"), 1200);
     }
     announce("Copied");
   } catch {

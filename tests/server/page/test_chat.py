@@ -88,6 +88,19 @@ def test_edited_and_repeated_turns_are_branches(tab: Tab, model: FakeFrontend) -
         tab.wait(f"{IDLE} && {MESSAGES}.endsWith('two|Hello, world.|go on|Another.')")
 
 
+def test_the_tick_of_copying_goes_away(tab: Tab, model: FakeFrontend) -> None:
+    icon = "document.querySelector('.assistant [aria-label=Copy] use').getAttribute('href')"
+    with opened(tab, model):
+        tab.run("Object.defineProperty(navigator, 'clipboard', {value: {writeText: async () => {}}}); 0")
+        tab.run("window.later = window.setTimeout; window.setTimeout = (act, ms) => later(act, ms / 10)")
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        for _ in range(2):
+            click(tab, ".assistant [aria-label=Copy]")
+            tab.wait(f"{icon} === '#i-done'")
+        tab.wait(f"{icon} === '#i-copy'")
+
+
 def test_keys_of_an_input_method_are_left_to_it(tab: Tab, model: FakeFrontend) -> None:
     """While somebody chooses among its words, Enter and Escape send, name, open, cancel and stop nothing."""
 
