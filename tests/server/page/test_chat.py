@@ -188,6 +188,11 @@ def test_tokens_have_colours_and_alternatives(tab: Tab, model: FakeFrontend) -> 
         )
         tab.press("ArrowRight")
         tab.wait("document.activeElement.textContent === 'e'")
+        say(tab, "again")
+        hear(tab, "hi|Hello, world.|again|Hello, world.")
+        stops = "one => one.querySelectorAll('[tabindex=\"0\"]').length"
+        # The Tab key leads to each answer.
+        assert tab.run(f"[...document.querySelectorAll('.tokens')].map({stops})") == [1, 1]
 
 
 def test_an_answer_goes_on_with_colours_and_without(tab: Tab, model: FakeFrontend) -> None:

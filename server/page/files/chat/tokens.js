@@ -11,11 +11,11 @@ function shade(logprob) {
 
 /** Appends those of an answer's tokens that are not drawn yet. */
 export function drawTokens(place, tokens) {
-  for (const one of tokens.slice(place.childNodes.length)) place.append(typeof one === "string" ? one : token(one));
+  for (const one of tokens.slice(place.childNodes.length)) place.append(typeof one === "string" ? one : token(one, !place.querySelector(".token")));
 }
 
-function token([text, logprob, alternatives]) {
-  const first = !document.querySelector(".token[tabindex='0']");
+/** `first`: the Tab key leads to it, and the arrow keys to the others of its answer. */
+function token([text, logprob, alternatives], first) {
   return element("span", {
     class: `token p${shade(logprob)}`, role: "group", tabindex: first ? 0 : -1, text,
     "aria-label": `${JSON.stringify(text)}, ${percent(logprob, 0)} %`, "aria-describedby": "tip",
