@@ -163,6 +163,17 @@ def test_answers_are_edited_and_single_messages_deleted(tab: Tab, model: FakeFro
         hear(tab, "Hello, world.|two|Hello, world.")  # its other version is shown
 
 
+def test_a_deletion_is_not_undone_over_a_later_message(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        say(tab, "one")
+        hear(tab, "one|Hello, world.")
+        click(tab, '[aria-label="Delete this answer"]')
+        tab.wait("!document.getElementById('toast').hidden")
+        say(tab, "two")
+        hear(tab, "one|two|Hello, world.")
+        assert tab.run("document.getElementById('toast').hidden")
+
+
 def test_an_answer_that_repeats_itself_is_stopped(tab: Tab, model: FakeFrontend) -> None:
     model.reply = "I begin. " + "And so on and on. " * 200
     with opened(tab, model):

@@ -305,6 +305,7 @@ function begin(one) {
   }
   alive.set(one.id, one);
   follows = true;
+  byId("toast").hidden = true;  // what could be undone lies behind the new message
   announce("The model answers.");
   show();
   store(one);
