@@ -174,6 +174,14 @@ def test_a_deletion_is_not_undone_over_a_later_message(tab: Tab, model: FakeFron
         assert tab.run("document.getElementById('toast').hidden")
 
 
+def test_of_several_choices_the_first_is_shown(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        fill(tab, "more", '{"n": 2}')
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+
+
 def test_an_answer_that_repeats_itself_is_stopped(tab: Tab, model: FakeFrontend) -> None:
     model.reply = "I begin. " + "And so on and on. " * 200
     with opened(tab, model):

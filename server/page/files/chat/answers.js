@@ -37,7 +37,7 @@ export async function stream(message, asked, signal, drawn) {
     for await (const chunk of events("v1/chat/completions", body, signal, hear)) {
       if (chunk.usage) count = chunk.usage.completion_tokens;
       if (chunk.usage) message.used = chunk.usage.prompt_tokens + count;
-      const choice = chunk.choices[0];
+      const choice = chunk.choices.find(({ index }) => index === 0);  // of several that the settings ask for the first is shown
       if (choice && count) {
         last = performance.now();
         first ||= last;
