@@ -182,6 +182,21 @@ def test_of_several_choices_the_first_is_shown(tab: Tab, model: FakeFrontend) ->
         hear(tab, "hi|Hello, world.")
 
 
+def test_hebrew_is_written_from_right_to_left(tab: Tab, model: FakeFrontend) -> None:
+    """The mark behind the last word stands to the left of the first letter."""
+    place = (
+        "((node, at) => { const range = document.createRange(); range.setStart(node, at); "
+        "range.setEnd(node, at + 1); return range.getBoundingClientRect().left; })"
+    )
+    model.reply = "שלום!"
+    with opened(tab, model):
+        say(tab, "שלום!")
+        hear(tab, "שלום!|שלום!")
+        for text in (".user .text", ".assistant .text p"):
+            node = f"document.querySelector('{text}').firstChild"
+            assert tab.run(f"{place}({node}, 4) < {place}({node}, 0)")
+
+
 def test_an_answer_that_repeats_itself_is_stopped(tab: Tab, model: FakeFrontend) -> None:
     model.reply = "I begin. " + "And so on and on. " * 200
     with opened(tab, model):
