@@ -106,7 +106,7 @@ def _texts(given: argparse.Namespace, words: Sequence[str]) -> Iterator[str]:
     """Yields the texts as they are read, the first of which is read at once. Raises OptionError."""
     if words and given.input is not None:
         raise OptionError("texts are given as words and with -i: leave out one of them")
-    if not words and given.input is None and (sys.stdin is None or sys.stdin.isatty()):
+    if not words and given.input is None and sys.stdin.isatty():
         raise OptionError("give texts: as words, with -i FILE, or through a pipe")
     path = "-" if given.input is None else given.input
     source = "standard input" if path == "-" else f"-i {path}"

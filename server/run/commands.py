@@ -68,18 +68,20 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 def _printing(run: Callable[[], int]) -> int:
     """Run a command whose output may go to a full disk, or to a pipe that nobody reads any more."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed when the command was started
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(null, mode, closefd=False))  # noqa: SIM115  # it stays open
     try:
         code = run()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:
         pass
     except OSError as error:
         _fail(str(error), FAILED)
-    if sys.stdout is not None:
-        with suppress(OSError):  # or Python tries once more when it exits, and complains
-            sys.stdout.close()
+    with suppress(OSError):  # or Python tries once more when it exits, and complains
+        sys.stdout.close()
     return FAILED
 
 

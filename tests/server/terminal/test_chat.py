@@ -69,6 +69,23 @@ def test_an_empty_pipe_is_no_message(
     )
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_is_as_one_that_nobody_reads(
+    url: str, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr(f"sys.{stream}", None)
+    assert run("facet", ["chat", "--url", url, "-q", "hi"]) == 0
+    assert len(frontend.asked) == 1
+
+
+def test_without_standard_input_there_is_no_message(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("facet", ["chat", "--url", url]) == BAD_USAGE
+    assert capsys.readouterr().err.startswith("error: standard input is empty")
+
+
 def test_what_a_pipe_brings_is_one_message(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
