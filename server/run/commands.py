@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import ipaddress
 import logging
 import os
@@ -72,6 +73,8 @@ def _printing(run: Callable[[], int]) -> int:
         if getattr(sys, name) is None:  # it was closed when the command was started
             null = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(null, mode, closefd=False))  # noqa: SIM115  # it stays open
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know a model's letters
     try:
         code = run()
         sys.stdout.flush()

@@ -78,6 +78,16 @@ def test_a_stream_that_is_closed_is_as_one_that_nobody_reads(
     assert len(frontend.asked) == 1
 
 
+def test_letters_that_a_terminal_does_not_know_are_escaped(
+    url: str, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend.reply = "über 🙂"
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, "latin-1"))
+    assert run("facet", ["chat", "--url", url, "-q", "hi"]) == 0
+    assert out.getvalue() == b"\xfcber \\U0001f642\n"
+
+
 def test_without_standard_input_there_is_no_message(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
