@@ -16,7 +16,7 @@ from typing import Any
 
 from server.options.option_parsing import OptionError, nearest
 from server.options.parse_server_options import client_key_of_environment
-from server.terminal.console import CommandError, RepetitionGuard, Screen, parser_of
+from server.terminal.console import CommandError, RepetitionGuard, Screen, parser_of, read_standard_input
 from server.terminal.own_server import own_server
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 
@@ -107,7 +107,7 @@ def _answer_given(
 
 def _piped_text() -> str:
     """All of standard input, which is one message."""
-    text = sys.stdin.read()
+    text = read_standard_input()
     if not text.strip():
         raise OptionError("standard input is empty: give a text through a pipe, or with --quick")
     return text

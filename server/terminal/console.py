@@ -36,6 +36,16 @@ def check_folder(flag: str, path: str | None) -> None:
         raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
 
 
+def read_standard_input() -> str:
+    """All of standard input. Raises OptionError if it is not text in the encoding of this terminal."""
+    try:
+        text = sys.stdin.read()
+        text.encode()  # fails where Python has let bytes pass that are none
+    except UnicodeError:
+        raise OptionError(f"standard input is not text in {sys.stdin.encoding.upper()}") from None
+    return text
+
+
 def safe_text(text: str) -> str:
     """Text of a model, without what would move a terminal's cursor or change its colours."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)

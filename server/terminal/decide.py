@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from server.options.option_parsing import OptionError
-from server.terminal.console import columns, parser_of, safe_text
+from server.terminal.console import columns, parser_of, read_standard_input, safe_text
 from server.terminal.server_client import add_server_flags, client_of, model_of
 
 _WIDTH = 20
@@ -43,7 +42,7 @@ def run(arguments: Sequence[str], command: str) -> int:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
+        return read_standard_input() if path == "-" else Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise OptionError(f"{path} cannot be read: {reason}") from None

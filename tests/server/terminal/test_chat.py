@@ -96,6 +96,16 @@ def test_without_standard_input_there_is_no_message(
     assert capsys.readouterr().err.startswith("error: standard input is empty")
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_pipe_that_brings_no_text_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str
+) -> None:
+    pipe = io.TextIOWrapper(io.BytesIO("Grüße".encode("latin-1")), "utf-8", errors)
+    monkeypatch.setattr("sys.stdin", pipe)
+    assert run("facet", ["chat", "--url", url]) == BAD_USAGE
+    assert capsys.readouterr() == ("", "error: standard input is not text in UTF-8\n")
+
+
 def test_what_a_pipe_brings_is_one_message(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
