@@ -240,19 +240,23 @@ class Chat:
                 if repeated:
                     pieces[:] = ["".join(pieces)[:-repeated]] if pieces else []
                     break
-        except ServerError:
-            if not pieces:  # it was not answered: let it be sent again, with its pictures
+        except (ServerError, KeyboardInterrupt):
+            if pieces:
+                self._keep(pieces)
+            else:  # it was not answered: let it be sent again, with its pictures
                 content = self.messages.pop()["content"]
                 self._media[:0] = content[:-1] if isinstance(content, list) else []
                 self._unsent = content[-1]["text"] if isinstance(content, list) else content
             raise
-        finally:
-            if pieces:
-                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        self._keep(pieces)
         self._screen.text("\n")
         if repeated:
             self._screen.remark(REPEATED)
         self._screen.remark(speed.summary())
+
+    def _keep(self, pieces: list[str]) -> None:
+        """Adds an answer to the conversation, also one without text: templates want one for each message."""
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _take_last_answer_back(self) -> bool:
         """Returns whether there is a message to answer again."""

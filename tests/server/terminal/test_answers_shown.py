@@ -131,3 +131,21 @@ def test_a_message_that_failed_is_sent_again() -> None:
         chat.model = "tiny"
         assert chat.obey("/again")
     assert [message["content"] for message in chat.messages] == ["a long message", "Hello, world."]
+
+
+def test_a_message_whose_answer_was_stopped_before_its_first_word_is_kept_beside() -> None:
+    """Many templates refuse two messages of a user that follow each other."""
+
+    class Interrupted(ServerClient):
+        def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
+            raise KeyboardInterrupt
+
+    chat = Chat(Interrupted(), Screen(Terminal(), Terminal()), "tiny")
+    with pytest.raises(KeyboardInterrupt):
+        chat.say("one")
+    assert chat.messages == []
+    frontend = FakeFrontend("")
+    with served(frontend) as url, ServerClient(url) as server:
+        answered = Chat(server, Screen(Terminal(), Terminal()), "tiny")
+        answered.say("one")  # an answer without a word is one, too
+    assert [message["role"] for message in answered.messages] == ["user", "assistant"]
