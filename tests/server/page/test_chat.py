@@ -11,6 +11,8 @@ from media_frontend import let_see
 from msgspec.structs import replace
 from page_driver import IDLE, MESSAGES, click, fill, hear, opened, say
 
+from server.reading.body_table import USUAL_BODY
+
 
 class Moment(asyncio.Event):
     """A gate that opens by itself, so that the parts of an answer come apart, and it has a rate."""
@@ -195,6 +197,18 @@ def test_hebrew_is_written_from_right_to_left(tab: Tab, model: FakeFrontend) -> 
         for text in (".user .text", ".assistant .text p"):
             node = f"document.querySelector('{text}').firstChild"
             assert tab.run(f"{place}({node}, 4) < {place}({node}, 0)")
+
+
+def test_no_more_of_a_text_is_counted_than_a_body_may_have(tab: Tab, model: FakeFrontend) -> None:
+    counts = """
+      window.fetch = async (_, {body}) => (window.sent = body.length,
+        new Response(JSON.stringify({tokens: [1, 2], max_model_len: 4096})));
+    """
+    with opened(tab, model):
+        tab.run(counts)
+        tab.bring("drop", ("big.txt", "text/plain", b"\n." * 2_500_000))
+        assert "the first 40 %" in tab.wait("document.getElementById('attached').innerText")
+        assert tab.run("window.sent") < USUAL_BODY
 
 
 def test_an_answer_that_repeats_itself_is_stopped(tab: Tab, model: FakeFrontend) -> None:

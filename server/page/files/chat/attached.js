@@ -6,7 +6,7 @@ import { chosen, needed, otherWith } from "../models.js";
 
 const PICTURES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif"];
 /** The part of the context that files may fill, beyond which each takes half of what is left; the most bytes of a text and of a PDF that are looked at. */
-const FILLED = 0.75, MOST_BYTES = 4 << 20, MOST_PDF = 32 << 20;
+const FILLED = 0.75, MOST_BYTES = 2_000_000, MOST_PDF = 32 << 20;  // the server takes 4 MiB of JSON, in which a line's end has two bytes
 
 /**
  * @typedef {{name: string, url: string, bytes: number}} Picture  its address, and its length as base64
@@ -122,7 +122,7 @@ async function asText(file, { used }, told) {
 async function ofPdf(file) {
   if (file.size > MOST_PDF) throw new Error(`${file.name} is too large: a PDF may have ${MOST_PDF >> 20} MiB.`);
   const { textOfPdf } = await import("./pdf.js");
-  return textOfPdf(new Uint8Array(await file.arrayBuffer()), MOST_BYTES).catch(({ message }) => { throw new Error(`${file.name} ${message}`); });
+  return textOfPdf(new Uint8Array(await file.arrayBuffer()), MOST_BYTES * 2 / 3).catch(({ message }) => { throw new Error(`${file.name} ${message}`); });
 }
 
 /** null if bytes are no text. A character that the last bytes begin is left out. */
