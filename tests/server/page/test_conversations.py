@@ -49,6 +49,12 @@ def test_what_a_first_time_user_does(tab: Tab, model: FakeFrontend) -> None:
         hear(tab, asked + "|def|and?|def")
 
 
+def test_no_character_of_a_title_is_cut_in_two(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        say(tab, 79 * "a" + "🙂🙂")
+        tab.wait(f"{LISTED} === {json.dumps(79 * 'a' + '🙂')}")
+
+
 def test_an_answer_goes_on_while_another_conversation_is_shown(tab: Tab, model: FakeFrontend) -> None:
     with opened(tab, model):
         model.delay = 0.5

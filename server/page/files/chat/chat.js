@@ -299,7 +299,7 @@ function begin(one) {
   one.model = model();
   one.changed = Date.now();
   if (!one.title) {
-    one.title = one.tree.path[0].content.trim().replace(/\s+/g, " ").slice(0, 80) || one.tree.path[0].texts?.[0].name || "Picture";
+    one.title = [...one.tree.path[0].content.trim().replace(/\s+/g, " ")].slice(0, 80).join("") || one.tree.path[0].texts?.[0].name || "Picture";
     history.pushState(null, "", `#chat/${one.id}`);
     dispatchEvent(new HashChangeEvent("hashchange"));
   }
