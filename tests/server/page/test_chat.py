@@ -286,6 +286,9 @@ def test_what_is_wrong_is_said_where_it_is(tab: Tab, model: FakeFrontend) -> Non
         say(tab, "hi")
         assert "Other fields: this is no JSON" in tab.wait(told)
         assert tab.run("document.getElementById('input').value") == "hi"  # nothing typed is lost
+        fill(tab, "more", '[{"top_k": 5}]')
+        say(tab, "hi")
+        assert "Other fields: this is no JSON object" in tab.wait(f"{told}.includes('object') && {told}")
         click(tab, "#reset")
         fill(tab, "option-temperature", "-1")
         say(tab, "hi")

@@ -202,8 +202,9 @@ export function fields() {
   }
   if (byId("effort").value) made.reasoning_effort = byId("effort").value;
   if (byId("colours").checked) Object.assign(made, { logprobs: true, top_logprobs: 5 });
-  const form = parsed("schema", "The schema"), tools = parsed("tools", "Tools");
+  const form = parsed("schema", "The schema"), tools = parsed("tools", "Tools"), more = parsed("more", "Other fields") ?? {};
+  if (typeof more !== "object" || Array.isArray(more)) throw new SyntaxError('Other fields: this is no JSON object, such as {"top_k": 5}.');
   if (form !== null) made.response_format = { type: "json_schema", json_schema: { name: "answer", schema: form } };
   if (tools !== null) made.tools = tools;
-  return { ...made, ...parsed("more", "Other fields") };
+  return { ...made, ...more };
 }
