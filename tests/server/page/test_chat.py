@@ -199,6 +199,20 @@ def test_hebrew_is_written_from_right_to_left(tab: Tab, model: FakeFrontend) -> 
             assert tab.run(f"{place}({node}, 4) < {place}({node}, 0)")
 
 
+def test_a_file_that_is_dropped_beside_the_chat_replaces_no_page(tab: Tab, model: FakeFrontend) -> None:
+    prevents = """(place) => {
+      const dataTransfer = new DataTransfer();
+      dataTransfer.items.add(new File(["words"], "a.txt"));
+      const drop = new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer });
+      place.dispatchEvent(drop);
+      return drop.defaultPrevented;
+    }"""
+    with opened(tab, model):
+        assert tab.run(f"({prevents})(document.getElementById('side'))")
+        field = "Object.assign(document.createElement('input'), {type: 'file'})"
+        assert not tab.run(f"(field => (document.body.append(field), ({prevents})(field)))({field})")
+
+
 def test_no_more_of_a_text_is_counted_than_a_body_may_have(tab: Tab, model: FakeFrontend) -> None:
     counts = """
       window.fetch = async (_, {body}) => (window.sent = body.length,

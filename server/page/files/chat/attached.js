@@ -29,6 +29,9 @@ export function beginFiles(soFar) {
   const hovers = (is) => chat.classList.toggle("drops", is);
   chat.addEventListener("dragover", (event) => { if (brings(event)) { event.preventDefault(); hovers(true); } });
   chat.addEventListener("dragleave", (event) => { if (!chat.contains(event.relatedTarget)) hovers(false); });
+  for (const name of ["dragover", "drop"]) {  // a browser opens what is dropped elsewhere in place of the page
+    addEventListener(name, (event) => { if (brings(event) && !event.target.matches("input")) event.preventDefault(); });
+  }
   chat.addEventListener("drop", (event) => { hovers(false); if (brings(event)) { event.preventDefault(); add(event.dataTransfer.files); } });
   byId("input").addEventListener("paste", ({ clipboardData }) => {
     if (!(clipboardData.types.includes("text/plain") && clipboardData.types.includes("text/html"))) add(clipboardData.files);  // office programs put a picture of the text beside it
