@@ -223,8 +223,8 @@ class Chat:
         try:
             for chunk in self._server.stream("/v1/chat/completions", body):
                 speed.count(chunk)
-                for choice in chunk["choices"]:
-                    delta = choice["delta"]
+                # Of several answers that /set n asks for, the first is shown.
+                for delta in (one["delta"] for one in chunk["choices"] if not one.get("index")):
                     reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
                     if reasoning:
                         is_reasoning = True

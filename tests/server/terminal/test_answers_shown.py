@@ -149,3 +149,13 @@ def test_a_message_whose_answer_was_stopped_before_its_first_word_is_kept_beside
         answered = Chat(server, Screen(Terminal(), Terminal()), "tiny")
         answered.say("one")  # an answer without a word is one, too
     assert [message["role"] for message in answered.messages] == ["user", "assistant"]
+
+
+def test_of_several_answers_the_first_is_shown() -> None:
+    with served(FakeFrontend()) as url, ServerClient(url) as server:
+        out = Terminal()
+        chat = Chat(server, Screen(out, Terminal()), "tiny")
+        chat.obey("/set n 2")
+        chat.say("hi")
+    assert out.getvalue() == "Hello, world.\n"
+    assert chat.messages[-1]["content"] == "Hello, world."
