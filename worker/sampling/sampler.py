@@ -110,11 +110,14 @@ def sample(
     `forbid` writes bounds into them. `process` changes what penalties leave -> `SampledTokens.failed`.
     """
     logits = logits.contiguous()
-    asked = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
-    told = [told_logprobs(each, wanted.told) for each, wanted in zip(asked, plan.logprobs, strict=True)]
+    asked, told = list[Tensor](), list[Tensor]()
+    for wanted in plan.logprobs:
+        asked.append(logits[wanted.rows])  # copies, before anything is masked
+        told.append(told_logprobs(asked[-1], wanted.told))
     if forbid is not None:
         forbid(logits)
-        asked = [logits[wanted.rows] for wanted in plan.logprobs]  # of choices, those that may come
+        for at, wanted in enumerate(plan.logprobs):
+            asked[at] = logits[wanted.rows]  # of choices, those that may come
     if plan.masks is not None:
         plan.masks.apply(logits, tokens)
     for rules in plan.timestamps:
