@@ -114,7 +114,6 @@ class JointExecutor:
             if future.done():
                 return
             self._poller.poll()
-            self.receive()
 
     def bind(self, bounds: StepBounds) -> None:
         for future in self._waiting:
@@ -175,6 +174,7 @@ class JointFuture:
     running: StepFuture | None = None
 
     def done(self) -> bool:
+        self.executor.receive()  # or who waits for it now waits for news that were read elsewhere
         try:
             return self.running is not None and self.running.done()
         except ExecutorDead as error:

@@ -328,8 +328,8 @@ def test_the_end_of_one_is_noticed_by_others_that_sleep_or_wait(make: Make, *, b
     group.engines[2].stop()
     group.left.add(2)
     for index in range(2):
-        assert group.awake(index)
         with pytest.raises(ExecutorDead, match=r"engine 2, which shares experts with this one, has ended"):
+            assert group.awake(index)
             group.engines[index].check()
 
 

@@ -90,6 +90,17 @@ def test_bounds_that_are_told_before_their_step_may_run_follow_it(
     assert steps[1].result().tokens == [text_after([5, 9])]
 
 
+def test_a_step_begins_though_what_others_announced_was_read_on_the_way(make: Make) -> None:
+    """No poll tells it any more: whoever asks whether the step is done has it begin."""
+    one, other = make(1)
+    step = one.submit(read(1, [5]))
+    other.receive()
+    other.follow()
+    one.check()
+    step.done()
+    assert step.running is not None
+
+
 def test_an_engine_whose_ranks_end_with_another_engine_names_that(
     make: Make,
 ) -> None:
