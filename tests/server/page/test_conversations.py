@@ -1,6 +1,5 @@
 """Conversations that the browser keeps outlive the page, are found, renamed, exported, imported, deleted."""
 
-import asyncio
 import json
 
 from chromium import Tab
@@ -54,15 +53,6 @@ def test_no_character_of_a_title_is_cut_in_two(tab: Tab, model: FakeFrontend) ->
     with opened(tab, model):
         say(tab, 79 * "a" + "🙂🙂")
         tab.wait(f"{LISTED} === {json.dumps(79 * 'a' + '🙂')}")
-
-
-def test_what_came_of_an_answer_outlives_the_page(tab: Tab, model: FakeFrontend) -> None:
-    model.gate = asyncio.Event()
-    with opened(tab, model):
-        say(tab, "hi")
-        tab.wait(f"{MESSAGES} === 'hi|Hel'")
-        again(tab)
-        hear(tab, "hi|Hel")
 
 
 def test_an_answer_goes_on_while_another_conversation_is_shown(tab: Tab, model: FakeFrontend) -> None:
