@@ -362,13 +362,17 @@ def items_of(asked: bytes) -> list[msgspec.Raw]:
 
 
 def _read(body: bytes | bytearray, kind: type[T]) -> T:
-    """A body, or the part of it that is asked for. Raises ValueError."""
+    """A body, or the part of it that is asked for. Raises DecodeError."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
         raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(plain_json(body), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            plain = plain_json(body)
+        except (ValueError, RecursionError):
+            raise msgspec.DecodeError(str(error)) from None
+        return msgspec.json.decode(plain, type=kind)
 
 
 def _items(input: str | Sequence[msgspec.Raw]) -> list[msgspec.Raw]:
