@@ -16,7 +16,7 @@ from models.families.decoders.decoder import DecoderForCausalLM, DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.families.decoders.llama import LlamaFields
-from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds, layers_of
+from models.families.hybrids.layer_kinds import FULL, LINEAR, Silu, check_kinds, layers_of
 from models.families.mixtures import GraniteMoeFields
 from models.layers.mamba import ChannelScanSpec, MambaSpec, Multipliers
 from models.layers.moe import ExpertSpec
@@ -141,6 +141,7 @@ _Factor = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FalconH1Fields(LlamaFields, frozen=True, kw_only=True):
+    hidden_act: Silu = "silu"
     rms_norm_eps: Eps = 1e-5
     mamba_d_ssm: Size | None = 1024
     """The features of a layer's heads; None: `mamba_expand` times the hidden size."""

@@ -44,6 +44,7 @@ def test_fields_of_published_files(name: str, tmp_path: Path) -> None:
         ("Mamba2ForCausalLM", {"n_groups": 3}, "8 Mamba heads cannot be divided evenly into 3 groups"),
         ("Mamba2ForCausalLM", {"state_size": 16}, "has the shape"),
         ("FalconH1ForCausalLM", {"mlp_bias": True}, "'mlp_bias' and factors of gates"),
+        ("FalconH1ForCausalLM", {"hidden_act": "gelu"}, "'?hidden_act"),
         ("NemotronHForCausalLM", {"mamba_num_heads": 4}, "has the shape"),
         ("NemotronHForCausalLM", {"moe_latent_size": 16}, "'moe_latent_size' 16"),
         ("NemotronHForCausalLM", {"layers_block_type": ["conv"] * 5}, "'layers_block_type' must be"),
