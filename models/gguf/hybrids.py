@@ -118,7 +118,6 @@ def _falcon_h1(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
 
 def _nemotron_h(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     """Nemotron-H, each layer of which is attention if it has key heads, Mamba-2, or a feed-forward block."""
-    fields.refuse("moe_latent_size", "experts of a narrower input")
     fields.expect("expert_group_count", 1)
     heads, found = _key_heads(fields, raw)
     widths = fields.by_layer("feed_forward_length", cast("int", raw["num_hidden_layers"]), least=0)
@@ -147,6 +146,7 @@ def _nemotron_h(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
         "moe_shared_expert_intermediate_size": fields.need("expert_shared_feed_forward_length"),
         "routed_scaling_factor": fields.number("expert_weights_scale") or 1.0,
         "norm_topk_prob": fields.flag("expert_weights_norm") or False,
+        "moe_latent_size": fields.number("moe_latent_size") or None,
     }
 
 

@@ -226,6 +226,8 @@ _MIXER = {
     "ffn_gate_inp": "mixer.gate",
     "ffn_up_shexp": "mixer.shared_experts.up_proj",
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
 }
 _NEMOTRON_H = Architecture(
     modules={**_DECODER, "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.layers.experts import Experts, SavedExperts
-from models.layers.linear import frozen
+from models.layers.linear import Linear, frozen
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP, gate_kind
 from models.ops.expert_routing_ops import WITHOUT_GATES, Routing
 from models.parallel.parallel import Parallel
@@ -34,6 +34,19 @@ class SharedExpert:
     """Whether one without gates has biases; others have none."""
 
 
+@dataclass(frozen=True)
+class NarrowExperts:
+    """Experts that read fewer features than the layer has: one matrix takes them there, another one back."""
+
+    size: int
+    """The features that they read and write."""
+    down: str
+    """The module of the matrix to them, within the mixture."""
+    up: str
+    _: KW_ONLY
+    bias: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertSpec:
     """The mixture of experts of one layer, and its names in the checkpoint."""
@@ -53,6 +66,8 @@ class ExpertSpec:
     biased: bool = False
     """Whether experts have biases."""
     shared: SharedExpert | None = None
+    narrow: NarrowExperts | None = None
+    """What is said of experts that read fewer features than the layer has; None: they read all."""
 
 
 class Router(nn.Module):
@@ -100,8 +115,12 @@ class MoeMLP(nn.Module):
         self.size = size
         self.spec = spec
         self.router = Router(size, spec)
+        self.narrowed = self.widened = None
+        if (narrow := spec.narrow) is not None:
+            self.narrowed = Linear(size, narrow.size, bias=narrow.bias)
+            self.widened = Linear(narrow.size, size, bias=narrow.bias)
         self.experts = Experts(
-            size,
+            narrow.size if narrow else size,
             spec.width,
             spec.routing.experts,
             parallel,
@@ -117,6 +136,9 @@ class MoeMLP(nn.Module):
         scope = weights.sibling(self.spec.scope)
         self.router.pull(scope)
         self.experts.pull(scope)
+        if (narrow := self.spec.narrow) is not None and self.narrowed and self.widened:
+            load(self.narrowed, scope / narrow.down)
+            load(self.widened, scope / narrow.up)
         self.shared_gate = None
         if (spec := self.spec.shared) is None or self.shared is None:
             return
@@ -128,10 +150,14 @@ class MoeMLP(nn.Module):
     def take_part(self, dtype: torch.dtype, device: torch.device) -> None:
         """Compute what experts here make of the tokens of other replicas, in a step without own ones."""
         chosen = torch.empty(0, self.spec.routing.chosen, device=device)
-        self.experts(torch.empty(0, self.size, dtype=dtype, device=device), chosen.int(), chosen)
+        x = torch.empty(0, self.experts.size, dtype=dtype, device=device)
+        self.experts(x, chosen.int(), chosen)
 
     def forward(self, x: Tensor) -> Tensor:
-        routed = self.experts(x, *self.router(x))
+        read = x if self.narrowed is None else self.narrowed(x)
+        routed = self.experts(read, *self.router(x))
+        if self.widened is not None:
+            routed = self.widened(routed)
         if self.shared is None:
             return routed
         shared = self.shared(x)

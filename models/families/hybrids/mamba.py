@@ -11,7 +11,7 @@ import msgspec
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError, Eps, ModelConfig, Size
+from models.config import Eps, ModelConfig, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
@@ -19,7 +19,7 @@ from models.families.hybrids.layer_kinds import FULL, LINEAR, Silu, check_kinds
 from models.families.mixtures import DeepSeekExperts
 from models.layers.mamba import ChannelScanSpec, MambaSpec
 from models.layers.mlp import MLP
-from models.layers.moe import ExpertSpec, MoeMLP, SharedExpert
+from models.layers.moe import ExpertSpec, MoeMLP, NarrowExperts, SharedExpert
 from models.layers.norm import RMSNorm, enter
 from models.layers.rotary import Rope, plain_rope
 from models.model import ModelSetup
@@ -85,11 +85,9 @@ class NemotronHFields(DeepSeekExperts, frozen=True, kw_only=True):
         return check_kinds(kinds, count, known, "hybrid_override_pattern")
 
     def experts(self, index: int) -> ExpertSpec:
-        if self.moe_latent_size is not None:
-            raise ConfigError(
-                f"config.json: experts of a narrower input ('moe_latent_size' {self.moe_latent_size}) are "
-                "not served: use a model without them"
-            )
+        narrow = None
+        if (size := self.moe_latent_size) is not None:
+            narrow = NarrowExperts(size, "fc1_latent_proj", "fc2_latent_proj", bias=self.mlp_bias)
         return ExpertSpec(
             routing=self.routing(),
             width=self.moe_intermediate_size,
@@ -99,6 +97,7 @@ class NemotronHFields(DeepSeekExperts, frozen=True, kw_only=True):
             shared=SharedExpert(
                 "shared_experts", self.moe_shared_expert_intermediate_size, bias=self.mlp_bias
             ),
+            narrow=narrow,
         )
 
 

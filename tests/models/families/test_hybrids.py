@@ -46,7 +46,7 @@ def test_fields_of_published_files(name: str, tmp_path: Path) -> None:
         ("FalconH1ForCausalLM", {"mlp_bias": True}, "'mlp_bias' and factors of gates"),
         ("FalconH1ForCausalLM", {"hidden_act": "gelu"}, "'?hidden_act"),
         ("NemotronHForCausalLM", {"mamba_num_heads": 4}, "has the shape"),
-        ("NemotronHForCausalLM", {"moe_latent_size": 16}, "'moe_latent_size' 16"),
+        ("NemotronHForCausalLM", {"moe_latent_size": 16}, "has the shape|is missing"),
         ("NemotronHForCausalLM", {"layers_block_type": ["conv"] * 5}, "'layers_block_type' must be"),
         ("Qwen3NextForCausalLM", {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         ("BambaForCausalLM", {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),

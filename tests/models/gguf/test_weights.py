@@ -121,7 +121,7 @@ VARIANTS: list[tuple[str, bool, dict[str, object]]] = [
     ("GraniteMoeHybridForCausalLM", False, {"num_local_experts": 0, "position_embedding_type": "rope"}),
     ("FalconH1ForCausalLM", False, {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     ("NemotronHForCausalLM", False, {"layers_block_type": ["full_attention", "mlp", "linear_attention"]}),
-    ("NemotronHForCausalLM", False, {"use_bias": True}),
+    ("NemotronHForCausalLM", False, {"use_bias": True, "moe_latent_size": 32}),
     ("Lfm2MoeForCausalLM", False, {"use_expert_bias": False}),
 ]
 """Families that differ from those above: whether matrices are whole, and fields of config.json."""
