@@ -28,7 +28,7 @@ NAME = "facet"
 _WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}
 """Options of a call that change nothing here: there is no dropout, and positions are in keys and queries."""
 
-_UNSUPPORTED = {"s_aux": "sinks (s_aux)", "position_bias": "biases of positions (position_bias)"}
+_UNSUPPORTED = {"position_bias": "biases of positions (position_bias)"}
 
 
 class UnsupportedModel(ValueError):
@@ -46,6 +46,7 @@ class AttentionCall(NamedTuple):
     scale: float
     window: int | None
     softcap: float | None
+    has_sinks: bool
 
     @property
     def width(self) -> int:
@@ -88,16 +89,21 @@ class AttentionCalls:
             times = f"{self._next} times in a step, but {len(self.layers)} times at start"
             raise UnsupportedModel(f"the model called attention {times}")
 
-    def _note(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _note(
+        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         self._calls.append(call)
         return query.new_zeros(1, query.shape[2], call.heads, call.value_width)
 
-    def _compute(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _compute(
+        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         expected = self._calls[self._next] if self._next < len(self._calls) else None
         if call != expected:
             raise UnsupportedModel(_other_call(self._next, call, expected))
         layer = self.layers[self._next]
         self._next += 1
+        layer.sinks = None if sinks is None else sinks.float()
         q, k, v = (_flat(heads, call.width) for heads in (query, key, value))
         out = layer(q, k, v).unflatten(-1, (call.heads, call.width))  # [T, H, width]
         return out[None, ..., : call.value_width]
@@ -119,7 +125,7 @@ def _other_call(number: int, call: AttentionCall, expected: AttentionCall | None
     return f"call {number} of attention asks for other things than at start: {', '.join(changes)}"
 
 
-_Answer = Callable[[AttentionCall, Tensor, Tensor, Tensor], Tensor]
+_Answer = Callable[[AttentionCall, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 _answer: _Answer | None = None
 
 
@@ -144,12 +150,19 @@ def _attend(
     """transformers' attention interface: -> [1, T, H, E], and no attention weights."""
     if _answer is None:
         raise RuntimeError("transformers' code called attention outside a pass of its model")
-    call = _read_call(module, query, key, value, attention_mask, options)
-    return _answer(call, query, key, value), None
+    sinks: Tensor | None = options.pop("s_aux", None)  # [H]
+    call = _read_call(module, query, key, value, sinks, attention_mask, options)
+    return _answer(call, query, key, value, sinks), None
 
 
 def _read_call(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    mask: Tensor | None,
+    options: Mapping[str, Any],
 ) -> AttentionCall:
     options = {name: option for name, option in options.items() if option is not None}
     if mask is not None:
@@ -165,11 +178,14 @@ def _read_call(
         scale=options.pop("scaling", query.shape[3] ** -0.5),
         window=options.pop("sliding_window", None),
         softcap=options.pop("softcap", None),
+        has_sinks=sinks is not None,
     )
     if unknown := sorted(options.keys() - _WITHOUT_EFFECT):
         asked = ", ".join(_UNSUPPORTED.get(name, name) for name in unknown)
         raise UnsupportedModel(f"it asks attention for {asked}, which ours does not know")
     _check_shapes(call, query, key, value)
+    if sinks is not None and sinks.shape != (call.heads,):
+        raise UnsupportedModel(f"it calls attention with sinks of the shape {tuple(sinks.shape)}")
     return call
 
 

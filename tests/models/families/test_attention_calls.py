@@ -50,7 +50,11 @@ def test_each_call_gets_the_layer_that_it_asks_for(caller: Caller) -> None:
     [
         ({"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "makes an attention mask of its own"),
         ({"is_causal": False}, "its attention looks ahead"),
-        ({"s_aux": torch.zeros(4)}, r"asks attention for sinks \(s_aux\), which ours does not know"),
+        ({"s_aux": torch.zeros(2)}, r"sinks of the shape \(2,\)"),
+        (
+            {"position_bias": torch.zeros(4)},
+            "asks attention for biases of positions",
+        ),
         ({"block_indices": torch.zeros(4)}, "asks attention for block_indices"),
         ({"kv_heads": 3}, r"queries of the shape \(1, 4, 3, 8\), keys of \(1, 3, 3, 8\)"),
         ({"value": torch.zeros(1, 2, TOKENS + 1, 8)}, r"values of \(1, 2, 4, 8\)"),

@@ -59,9 +59,10 @@ def test_bfloat16_is_near(folder: Path) -> None:
     assert torch.cosine_similarity(logits, hf_logits(folder, PROMPT), dim=-1).min() > 0.99
 
 
-def test_a_family_of_ours_on_request(tmp_path: Path) -> None:
-    """Gemma 2: windows in every other layer, soft-caps in attention and in the head."""
-    folder = tiny_checkpoint("Gemma2ForCausalLM", tmp_path)
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "GptOssForCausalLM"])
+def test_a_family_of_ours_on_request(architecture: str, tmp_path: Path) -> None:
+    """Windows in every other layer, and soft-caps in attention and in the head, or sinks."""
+    folder = tiny_checkpoint(architecture, tmp_path)
     model = load(folder, model_impl="transformers")
     assert isinstance(model, TransformersForCausalLM)
     assert_equal(run_in_chunks(Driver([model]), 0, PROMPT, 9), hf_logits(folder, PROMPT))
