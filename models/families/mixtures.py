@@ -21,6 +21,7 @@ class MixtralFields(DecoderFields, frozen=True, kw_only=True):
     scores: ClassVar[Literal["softmax", "sigmoid"]] = "softmax"
     correction: ClassVar[str] = ""
 
+    rms_norm_eps: float = 1e-5
     num_local_experts: Size = 8
     num_experts_per_tok: Size = 2
 
@@ -51,6 +52,7 @@ class MiniMaxM2Fields(MixtralFields, frozen=True, kw_only=True):
     scores: ClassVar[Literal["softmax", "sigmoid"]] = "sigmoid"
     correction: ClassVar[str] = "e_score_correction_bias"
 
+    rms_norm_eps: float = 1e-6
     rotary_dim: Size | None = None
     """The dimensions of a head that are rotated, in the first checkpoints."""
 
@@ -356,6 +358,7 @@ class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
 
 
 class Glm4MoeFields(DeepSeekExperts, frozen=True, kw_only=True):
+    rms_norm_eps: float = 1e-5
     use_qk_norm: bool = False
     first_k_dense_replace: int | None = 1
 

@@ -60,6 +60,7 @@ class GrowthFields(msgspec.Struct, frozen=True):
 
 
 class Ministral3Fields(MistralFields, frozen=True, kw_only=True):
+    rms_norm_eps: Eps = 1e-5
     sliding_window: Size | None = None
     rope_parameters: GrowthFields
 
@@ -349,6 +350,8 @@ class StableLmForCausalLM(DecoderForCausalLM):
 
 
 class Phi3Fields(DecoderFields, frozen=True, kw_only=True):
+    rms_norm_eps: Eps = 1e-5
+
     def window(self, index: int) -> int | None:
         return self.sliding_window
 

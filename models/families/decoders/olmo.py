@@ -24,9 +24,14 @@ class OlmoForCausalLM(DecoderForCausalLM):
     fixed = {"norm": "layer without weight", "eps": 1e-5}
 
 
+class Olmo2Fields(DecoderFields, frozen=True, kw_only=True):
+    rms_norm_eps: Eps = 1e-5
+
+
 class Olmo2ForCausalLM(DecoderForCausalLM):
     """OLMo 2: norms after attention and MLP, and norms over all query or key heads at once."""
 
+    fields = Olmo2Fields
     fixed = {"norms": POST_NORMS, "qk_norm": "projection"}
 
 

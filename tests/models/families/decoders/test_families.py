@@ -4,14 +4,19 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+import transformers
 from drive import Driver, load_ranks, run_in_chunks
 from shape_files import read_shapes
 from tiny import hf_logits, hf_model, tiny_checkpoint
 from torch import Tensor
+
+from models.registry import ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -153,3 +158,14 @@ def test_config_as_first_published(
     del config["layer_types"]
     path.write_text(json.dumps(config))
     assert_equal(Driver(load_ranks(folder)).step({0: PROMPT})[0], expected)
+
+
+@pytest.mark.parametrize(
+    "architecture", sorted({case.architecture for case in CASES} - {"Gemma3nForCausalLM"})
+)
+def test_an_epsilon_that_is_left_out_is_hugging_faces(architecture: str) -> None:
+    module, _, name = ARCHITECTURES[architecture].partition(":")
+    fields = getattr(import_module(f"models.families.{module}"), name).fields
+    ours = next(each for each in msgspec.structs.fields(fields) if each.name == "rms_norm_eps")
+    theirs = getattr(transformers, architecture).config_class()
+    assert ours.default == getattr(theirs, ours.encode_name, ours.default)
