@@ -124,7 +124,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         eos_token_ids=eos_token_ids,
         raw=raw,
         whole={} if text is None else whole,
-        quantization=find_quantization(folder, whole),
+        quantization=find_quantization(folder, whole, text or {}),
         problems=fields.problems,
         warnings=tuple(fields.warnings),
     )

@@ -107,15 +107,16 @@ class SavedQuantization(msgspec.Struct, frozen=True):
     fields: dict[str, object]
 
 
-def find_quantization(folder: Path, whole: Mapping[str, object]) -> SavedQuantization | None:
+def find_quantization(
+    folder: Path, whole: Mapping[str, object], text: Mapping[str, object]
+) -> SavedQuantization | None:
     """Find the description of a checkpoint whose config.json is `whole`; None if it is not quantized.
 
-    Composite checkpoints have it at the top level or in their text part.
+    Composite checkpoints have it at the top level or in their text part, `text`.
     """
-    for scope in (whole, whole.get("text_config")):
-        for name in _FIELDS if isinstance(scope, Mapping) else ():
-            found = cast("Mapping[str, object]", scope).get(name)
-            if found is not None:
+    for scope in (whole, text):
+        for name in _FIELDS:
+            if (found := scope.get(name)) is not None:
                 return _saved(f"config.json: {name}", found)
     for name, method in _SIDE_FILES.items():
         path = folder / name

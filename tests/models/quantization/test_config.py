@@ -53,8 +53,9 @@ def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
         {"compression_config": GPTQ},
         {"text_config": {"quantization_config": GPTQ}},
         {"text_config": {"hidden_size": 4}, "quantization_config": GPTQ},
+        {"architectures": ["InternVLChatModel"], "llm_config": {"quantization_config": GPTQ}},
     ],
-    ids=["top", "older", "inner", "beside the inner"],
+    ids=["top", "older", "inner", "beside the inner", "inner of another name"],
 )
 def test_it_is_found_at_the_top_and_in_the_text_part(fields: dict[str, object], tmp_path: Path) -> None:
     found = read_quantization(read_config(written(tmp_path, **fields)))
