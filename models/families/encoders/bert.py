@@ -40,7 +40,7 @@ _BERT = LayerNames(
 
 
 class BertFields(EncoderFields, frozen=True, kw_only=True):
-    pad_token_id: int = 0
+    pad_token_id: int | None = None
     embedding_size: int | None = None
     """The width of embeddings that a projection brings to the layers' width."""
     position_embedding_type: str = "absolute"
@@ -76,7 +76,8 @@ def roberta_trunk(setup: ModelSetup) -> Encoder:
     """BERT's trunk with positions that begin after the row of the padding token, or with rotary ones."""
     if is_rotary(setup.config):
         return rotary_trunk(setup)
-    return bert_trunk(setup, first_position=bert_fields(setup.config).pad_token_id + 1)
+    padding = bert_fields(setup.config).pad_token_id
+    return bert_trunk(setup, first_position=(1 if padding is None else padding) + 1)
 
 
 BertModel, BertForSequenceClassification, BertForTokenClassification = encoder_classes(

@@ -36,6 +36,21 @@ def test_checkpoints_of_the_first_years(tmp_path: Path) -> None:
     assert_near(run(load_ranks(folder), TEXTS), expected)
 
 
+@pytest.mark.parametrize("architecture", ["BertModel", "RobertaModel"])
+@pytest.mark.parametrize("change", [{}, {"pad_token_id": None}], ids=["left out", "null"])
+def test_configs_without_a_padding_token(
+    architecture: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    """Positions of RoBERTa begin behind that token, which is 1 where nothing is said."""
+    folder = tiny_checkpoint(architecture, tmp_path, pad_token_id=1)
+    expected = [hf_hidden(folder, text) for text in TEXTS]
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["pad_token_id"]
+    path.write_text(json.dumps(config | change))
+    assert_near(run(load_ranks(folder), TEXTS), expected)
+
+
 def test_what_has_no_place_is_still_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("BertModel", tmp_path)
     add_tensors(folder, {"encoder.layer.3.output.dense.weight": torch.zeros(32, 48)})
