@@ -46,7 +46,7 @@ class Fp8(Quantization):
     method = "fp8"
 
     def __init__(self, saved: SavedQuantization, fields: Fp8Fields) -> None:
-        if fields.fmt != "e4m3":
+        if fields.fmt not in ("e4m3", "float8_e4m3fn"):
             raise ConfigError(
                 f"{saved.place}: 'fmt' is {fields.fmt!r}, but must be e4m3: use another checkpoint"
             )

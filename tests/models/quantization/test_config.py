@@ -13,7 +13,7 @@ from shape_files import read_shapes
 
 from models.config import ConfigError, read_config
 from models.quantization.config import check_quantization, describe_quantization, read_quantization
-from models.weight_coding import Coding, Quantization
+from models.weight_coding import E4M3, Coding, Quantization
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}
 _SAVED: dict[str, dict[str, Any]] = read_shapes("quantizations")
@@ -97,6 +97,14 @@ def test_awq_names_what_stays_plain_by_a_part(tmp_path: Path) -> None:
     packed = Coding(format="awq", bits=4, group=64, symmetric=False)
     assert found.coding_of("model.layers.0.mlp.up_proj") == packed
     assert found.describe() == "awq, 4 bits, groups of 64"
+
+
+@pytest.mark.parametrize("name", ["e4m3", "float8_e4m3fn"])
+def test_e4m3_has_two_names(name: str, tmp_path: Path) -> None:
+    """MiniMax-M2 has torch's."""
+    found = coding(tmp_path, {"quant_method": "fp8", "fmt": name, "weight_block_size": [128, 128]})
+    assert found is not None
+    assert found.codes == E4M3
 
 
 def test_auto_round_gives_modules_their_own_numbers(tmp_path: Path) -> None:
