@@ -65,11 +65,13 @@ class Quantization:
     """All codings that its matrices may have, the usual one first."""
 
     plain: Sequence[str] = ()
-    """Parts of names of modules, whose matrices are plain."""
+    """Ends of names of modules, or of scopes around them, whose matrices are plain: `gate` is no part of
+    `gate_proj`, which many lists for mixtures leave quantized."""
 
     def coding_of(self, module: str) -> Coding | None:
         """The coding of the matrix of a module, by its name in the checkpoint; None if it is plain."""
-        return None if any(part in module for part in self.plain) else self.codings[0]
+        plain = any(f"{part}." in f"{module}." for part in self.plain)
+        return None if plain else self.codings[0]
 
     @property
     def bits(self) -> int:

@@ -97,6 +97,10 @@ def test_awq_names_what_stays_plain_by_a_part(tmp_path: Path) -> None:
     packed = Coding(format="awq", bits=4, group=64, symmetric=False)
     assert found.coding_of("model.layers.0.mlp.up_proj") == packed
     assert found.describe() == "awq, 4 bits, groups of 64"
+    routed = read(tmp_path, AWQ | {"modules_to_not_convert": ["gate", "model.layers.1"]})
+    assert routed.coding_of("model.layers.0.mlp.gate") is None
+    assert routed.coding_of("model.layers.1.mlp.up_proj") is None
+    assert routed.coding_of("model.layers.10.mlp.gate_proj") == packed
 
 
 @pytest.mark.parametrize("name", ["e4m3", "float8_e4m3fn"])
