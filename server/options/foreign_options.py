@@ -153,7 +153,6 @@ OBEYED = {
 _WRITTEN: Mapping[str, Callable[[str], str | list[str]]] = {
     "VLLM_API_KEY": lambda text: [text.strip()] if text.strip() else [],  # a secret's file has a line's end
     "VLLM_CPU_KVCACHE_SPACE": lambda text: "" if text in ("", "0") else f"{text}GiB",
-    "VLLM_LOGGING_LEVEL": str.lower,
     "VLLM_TORCH_PROFILER_DIR": lambda text: (
         json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
     ),

@@ -105,6 +105,12 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.api_key) or self.api_key_file is not None
 
 
+def _log_level(text: str) -> str:
+    """Reads a name of Python's levels or of uvicorn's, which has one below debug."""
+    level = text.lower()
+    return "debug" if level in ("trace", "notset") else level
+
+
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the log."""
 
@@ -124,7 +130,10 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Log a stack trace of each part of an engine's steps that takes five times as long as expected, and more
     than 50 ms."""
     uvicorn_log_level: Annotated[
-        str, OptionDoc(LOGS, ("critical", "error", "warning", "info", "debug"), short="--log-level")
+        str,
+        OptionDoc(
+            LOGS, ("critical", "error", "warning", "info", "debug"), read=_log_level, short="--log-level"
+        ),
     ] = "info"
     """What to log."""
     log_format: Annotated[str, OptionDoc(LOGS, ("text", "json"))] = "text"

@@ -119,6 +119,19 @@ def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("--log-level DEBUG", "debug"),
+        ("--uvicorn-log-level Warning", "warning"),
+        ("--uvicorn-log-level trace", "debug"),
+        ("--log-level NOTSET", "debug"),
+    ],
+)
+def test_levels_of_the_log_have_names_of_pythons_logging_and_of_uvicorn(line: str, level: str) -> None:
+    assert read(line).log.uvicorn_log_level == level
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("--log-level loud", "--log-level: 'loud' is not one of"),
