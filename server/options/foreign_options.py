@@ -14,40 +14,55 @@ from server.options.option_parsing import Option, VllmFlag
 from server.options.option_sources import is_kubernetes_link
 
 _IDLE_SWITCHES = """
-    aggregate-engine-logging disable-cascade-attn disable-custom-all-reduce disable-frontend-multiprocessing
-    disable-log-requests disable-mm-preprocessor-cache disable-nccl-for-dp-synchronization
-    enable-auto-tool-choice enable-ep-weight-filter enable-flashinfer-autotune enable-log-deltas
-    enable-mamba-cache-stochastic-rounding enable-reasoning enable-server-load-tracking
-    fail-on-environ-validation interleave-mm-strings kv-sharing-fast-prefill scheduler-reserve-full-isl
-    skip-mm-profiling use-tqdm-on-load
+    aggregate-engine-logging allow-deprecated-quantization dcp-q-replicate disable-cascade-attn
+    disable-custom-all-reduce disable-frontend-multiprocessing disable-log-requests
+    disable-mm-preprocessor-cache disable-nccl-for-dp-synchronization enable-auto-tool-choice
+    enable-batch-sharded-sampling enable-ep-weight-filter enable-flash-late-interaction
+    enable-flashinfer-autotune enable-hc-sp enable-log-deltas enable-mamba-cache-stochastic-rounding
+    enable-mamba-shared-prefix-checkpoint enable-mixed-moe-lora-format enable-reasoning
+    enable-server-load-tracking enable-shm-tensor-arena fail-on-environ-validation interleave-mm-strings
+    jit-monitor-verbose kv-sharing-fast-prefill long-prefill-token-threshold-adaptive
+    mm-device-do-normalize scheduler-reserve-full-isl skip-mm-profiling sleep-mode-offload-cudagraph
+    swa-bounded-replay use-fp64-gumbel use-replayssm use-tqdm-on-load
 """
 _IDLE_VALUES = """
-    attention-backend fingerprint-mode guided-decoding-backend ir-op-priority linear-backend
-    mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype max-log-len
-    max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture
-    mm-encoder-attn-backend mm-encoder-tp-mode mm-hasher-algorithm mm-processor-cache-type
-    mm-processor-device mm-shm-cache-max-object-size-mb mm-tensor-ipc moe-backend offload-backend
-    performance-mode prefix-caching-hash-algo pt-load-map-location renderer-num-workers
-    safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
-    show-hidden-metrics-for-version swap-space video-pruning-rate watermark
+    attention-backend cp-kv-cache-interleave-size dcp-comm-backend dcp-kv-cache-interleave-size
+    dp-sync-interval fingerprint-mode gdn-prefill-backend guided-decoding-backend ir-op-priority
+    jit-monitor-mode kda-decode-backend kda-prefill-backend kv-cache-metrics-sample linear-backend
+    mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
+    mamba-ssm-cache-dtype mamba-ssu-algorithm max-log-len max-long-partial-prefills max-lora-cls-labels
+    max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture mm-encoder-attn-backend
+    mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin mm-encoder-tp-mode
+    mm-hasher-algorithm mm-ipc-gpu-memory-gb mm-processor-cache-type mm-processor-device
+    mm-shm-cache-max-object-size-mb mm-tensor-ipc moe-backend offload-backend offload-num-in-group
+    offload-prefetch-step performance-mode prefill-schedule-interval prefix-cache-retention-interval
+    prefix-caching-hash-algo prefix-match-unit pt-load-map-location renderer-num-workers
+    replayssm-buffer-len safetensors-load-strategy safetensors-prefetch-block-size
+    safetensors-prefetch-num-threads show-hidden-metrics-for-version sparse-indexer-topk-backend
+    swap-space video-pruning-method video-pruning-rate watermark
 """
-_IDLE_OBJECTS = "attention-config kernel-config structured-outputs-config"
+_IDLE_LISTS = "ignore-patterns offload-params sleep-preserve-parameter-names"
+_IDLE_OBJECTS = "kernel-config structured-outputs-config"
 
 _REFUSED_SWITCHES = """
-    calculate-kv-scales cudagraph-metrics data-parallel-multi-port-external-lb disable-sliding-window
-    enable-cumem-allocator enable-dbo enable-fault-tolerance
-    enable-layerwise-nvtx-tracing enable-mfu-metrics enable-nccl-comm-suspend
-    enable-offline-docs enable-return-routed-experts enable-scale-out enable-trace-replay
-    exclude-tools-when-tool-choice-none grpc kv-cache-metrics log-error-stack mm-encoder-only numa-bind
-    ray-workers-use-nsight return-sampling-mask specialize-active-lora tokens-only
+    calculate-kv-scales cohere-is-reasoning-model cudagraph-metrics
+    disable-sliding-window enable-cumem-allocator enable-dbo enable-fault-tolerance
+    enable-layerwise-nvtx-tracing enable-mfu-metrics enable-moe-shared-loras enable-nccl-comm-suspend
+    enable-offline-docs enable-return-routed-experts enable-scale-out enable-tower-connector-lora
+    enable-trace-replay exclude-tools-when-tool-choice-none grpc kv-cache-metrics log-error-stack
+    mm-encoder-only numa-bind ray-workers-use-nsight return-sampling-mask specialize-active-lora
+    tokens-only
 """
 _REFUSED_VALUES = """
-    additional-config collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params
-    custom-histogram-buckets dbo-decode-token-threshold dbo-prefill-token-threshold default-mm-loras
-    device-ids distributed-timeout-seconds ec-transfer-config fault-tolerance-config grpc-port
-    kv-cache-dtype-skip-layers kv-events-config max-num-scheduled-tokens
-    model-class-overrides model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config
-    reasoning-config tool-server weight-transfer-config
+    additional-config anthropic-disabled-thinking-effort aux-output-config cohere-format
+    collect-detailed-traces cpu-distributed-timeout-seconds cpu-offload-params custom-histogram-buckets
+    data-parallel-supervisor-port dbo-decode-token-threshold dbo-prefill-token-threshold default-mm-loras
+    device-ids distributed-timeout-seconds dp-supervisor-probe-failure-threshold
+    dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s ec-manager-config ec-transfer-config
+    engram-config fault-tolerance-config fingerprint-value grpc-port kv-cache-dtype-skip-layers
+    kv-events-config max-num-scheduled-tokens mm-encoder-fp8-scale-save-path model-class-overrides
+    model-loader-extra-config numa-bind-cpus numa-bind-nodes quantization-config reasoning-config
+    tool-server watermark-config weight-transfer-config
 """
 
 _OTHER_SCHEDULER = (
@@ -59,6 +74,7 @@ _OTHER_WORKER = (
     "methods to each worker, and --logits-processors change what is drawn"
 )
 _EXPERTS_STAY = "is not supported: experts stay on the ranks that loaded them"
+_REPLICAS_STAY = "is not supported: the replicas are those of --data-parallel-size at the start"
 _FIELDS_PASS = "is gone: unknown fields of requests are let through, and --strict-fields refuses them"
 _INSTEAD = {
     "code-revision": "means nothing here: code that comes with a model is that of its --revision",
@@ -66,6 +82,8 @@ _INSTEAD = {
     "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
     "io-processor-plugin": "is not supported: let a program before the server make prompts of its data",
     "kv-cache-memory": "is --kv-cache-memory-bytes here",
+    "logging-config": "is --log-config-file here, and --log-level",
+    "max-num-active-seqs": "is --max-num-seqs here",
     "kv-transfer-config": "is for connectors, of which there are none here: --kv-offloading-size keeps "
     "prefixes of a card in the host's memory, --kv-cache-dir those of a CPU on disk",
     "num-speculative-tokens": "is --spec-tokens here",
@@ -77,7 +95,7 @@ _INSTEAD = {
 }
 """Flags that are refused with what to use, those of older versions of vLLM among them."""
 _INSTEAD_SWITCHES = {
-    "enable-elastic-ep": "is not supported: the replicas are those of --data-parallel-size at the start",
+    "enable-elastic-ep": _REPLICAS_STAY,
     "enable-eplb": _EXPERTS_STAY,
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
     "guided-decoding-disable-any-whitespace": "is disable_any_whitespace in structured_outputs of requests",
@@ -88,16 +106,24 @@ VLLM_FLAGS = [
     *(VllmFlag(f"--{name}", is_switch=True, is_idle=True) for name in _IDLE_SWITCHES.split()),
     *(VllmFlag(f"--{name}", is_idle=True) for name in _IDLE_VALUES.split()),
     *(VllmFlag(f"--{name}", is_object=True, is_idle=True) for name in _IDLE_OBJECTS.split()),
+    VllmFlag("--attention-config", short="-ac", is_object=True, is_idle=True),
     VllmFlag("--compilation-config", short="-cc", is_object=True, is_idle=True),
     VllmFlag("--optimization-level", short="-O", is_idle=True),
-    VllmFlag("--ignore-patterns", is_list=True, is_idle=True),
+    *(VllmFlag(f"--{name}", is_list=True, is_idle=True) for name in _IDLE_LISTS.split()),
     *(VllmFlag(f"--{name}", is_switch=True) for name in _REFUSED_SWITCHES.split()),
-    *(VllmFlag(f"--{name}") for name in _REFUSED_VALUES.split()),
-    *(VllmFlag(f"--{name}", instead=said, is_list="sizes" in name) for name, said in _INSTEAD.items()),
+    *(VllmFlag(f"--{name}", is_object=name.endswith("config")) for name in _REFUSED_VALUES.split()),
+    *(
+        VllmFlag(f"--{name}", instead=said, is_list="sizes" in name, is_object=name.endswith("config"))
+        for name, said in _INSTEAD.items()
+    ),
+    VllmFlag("--data-parallel-multi-port-external-lb", short="-dpm", is_switch=True),
+    VllmFlag("--diffusion-config", short="-dc", is_object=True),
+    VllmFlag("--elastic-ep-max-dp-size", instead=_REPLICAS_STAY),
     *(VllmFlag(f"--{name}", instead=said, is_switch=True) for name, said in _INSTEAD_SWITCHES.items()),
     VllmFlag("--eplb-config", instead=_EXPERTS_STAY, is_gone=True),
     VllmFlag("--ignore-unknown-fields", is_switch=True, instead=_FIELDS_PASS, is_gone=True),
     VllmFlag("--cpu-offload-gb", neutral=("0", "0.0")),
+    VllmFlag("--offload-group-size", neutral=("0",)),
     VllmFlag("--kv-offloading-backend", neutral=("native",), instead="has no other backend"),
     VllmFlag("--worker-cls", neutral=("auto",), instead=_OTHER_WORKER),
     VllmFlag("--decode-context-parallel-size", short="-dcp", neutral=("1",), instead=_CACHES),
