@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import get_args
 
 from server.options.argument_errors import nearest
 from server.options.option_parsing import Option, OptionError, VllmFlag, plain_type
@@ -44,7 +46,24 @@ def from_file(
         raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise OptionError(f"--config {path} must hold 'option: value' lines")
-    return read_fields(options, vllm_flags, content, str(path), without_effect)
+    return read_fields(options, vllm_flags, _undotted(content), str(path), without_effect)
+
+
+def _undotted(content: Mapping[object, object]) -> dict[str, object]:
+    """Gathers keys with dots, such as hf-overrides.rope_theta, in the object whose parts they give."""
+    whole = {str(key): given for key, given in content.items() if "." not in str(key)}
+    for key, given in content.items():
+        head, *path = str(key).split(".")
+        if path:
+            part = reduce(lambda inner, name: {name: inner}, reversed(path), given)
+            whole[head] = _merged(whole.get(head), part)
+    return whole
+
+
+def _merged(known: object, more: object) -> object:
+    if not (isinstance(known, dict) and isinstance(more, dict)):
+        return more
+    return {**known, **{name: _merged(known.get(name), given) for name, given in more.items()}}
 
 
 def read_fields(
@@ -60,10 +79,15 @@ def read_fields(
     found: dict[str, object] = {}
     for key, given in content.items():
         field = str(key).lstrip("-").replace("-", "_")
+        switch = by_name.get(field.removeprefix("no_"))
+        if field not in by_name and switch and plain_type(switch.type) is bool:
+            field, given = switch.field, False if given is True else None  # as vLLM reads such a key
         if field in unsupported:
             unsupported[field].take(given, without_effect)
         elif field in by_name:
-            found[by_name[field].field] = by_name[field].value(given, f"{where}: {key}")
+            option = by_name[field]
+            if given is not None or type(None) in get_args(option.type):
+                found[option.field] = option.value(given, f"{where}: {key}")
         else:
             raise OptionError(f"{where}: there is no option {key}{nearest(field, by_name)}")
     return found

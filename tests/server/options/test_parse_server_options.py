@@ -252,8 +252,22 @@ def test_a_file_may_have_the_second_name_of_an_option(file: Path) -> None:
 
 
 def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(file: Path) -> None:
-    file.write_text("quantization: null\nmax-model-len: null\n")
+    file.write_text("quantization: null\nmax-model-len: null\nport: null\ntrust-remote-code:\n")
     assert read("--config", str(file)) == read()
+
+
+def test_a_file_may_have_parts_of_an_option_and_switches_that_are_turned_off(file: Path) -> None:
+    file.write_text(
+        "hf-overrides.rope_scaling.factor: 2.5\nhf-overrides.rope_scaling.rope_type: yarn\n"
+        "hf-overrides:\n  use_cache: false\ncompilation-config.mode: 3\n"
+        "no-enable-prefix-caching: true\nno-ollama: false\nno-async-scheduling: true\n"
+    )
+    config = read("--config", str(file))
+    scaling = {"factor": 2.5, "rope_type": "yarn"}
+    assert config.engine.hf_overrides == {"use_cache": False, "rope_scaling": scaling}
+    assert (config.engine.enable_prefix_caching, config.ollama, config.engine.steps_ahead) == (False, True, 0)
+    file.write_text("port.a: 1\n")
+    assert f"{file}: port: {{'a': 1}} is not a whole number" in refusal("--config", str(file))
 
 
 def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(file: Path) -> None:
