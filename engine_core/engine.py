@@ -136,6 +136,7 @@ class Engine:
         while self._in_flight.steps:  # one may wait for bounds, and hold the call up
             self._collect(self._finish())
             self._bind()
+        self.progress.rest()  # what follows may take minutes, and is no step that hangs
         for problem in self.calls.wait_for(COMPARE_WEIGHTS, [load.folder], {}):
             if problem:
                 raise ValueError(problem)

@@ -146,7 +146,6 @@ class MessageHandler:
             self._ordered = None
         if order.kind == "give_up":
             return
-        engine.progress.rest()
         try:
             if order.kind == "check":
                 engine.find_weights(order.folder)

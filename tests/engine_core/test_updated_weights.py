@@ -1,5 +1,7 @@
 """Engines of real workers that compute with the weights of another folder from some moment on."""
 
+# pyright: reportPrivateUsage=false
+
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import AddRequest, OutputsByClient, Tokens
+from worker.host.progress_page import IDLE, ProgressPage, ProgressWriter
 from worker.protocol import Sampling
 
 PROMPT = [5, 17, 40, 99, 250, 31, 8, 12, 13]
@@ -87,6 +90,22 @@ def test_an_answer_whose_matcher_is_late_does_not_stand_still_for_ever(folders: 
     assert matcher.late
     engine.update_weights(str(other))
     assert not engine.idle and len(begun) + len(read(engine)) == 12
+    engine.stop()
+
+
+def test_an_engine_that_loads_weights_under_load_does_not_seem_to_hang(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = folders
+    engine, page, states = open_engine(one), ProgressPage(tmp_path / "progress"), list[int]()
+    engine.progress._writer = ProgressWriter(str(page.path))
+    engine.add(0, asked(PROMPT))
+    begun = read(engine, 3)
+    assert engine._in_flight.is_busy
+    reload = engine._reload
+    monkeypatch.setattr(engine, "_reload", lambda load: (states.append(page.read(0).state), reload(load)))
+    engine.update_weights(str(other))
+    assert states == [IDLE] and len(begun) + len(read(engine)) == 12
     engine.stop()
 
 
