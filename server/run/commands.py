@@ -225,14 +225,17 @@ def _run(
     config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str], *, unnamed: bool
 ) -> int:
     _begin(config, listener, notes)
-    engines = start_engines(
-        config.engine,
-        config.replicas,
-        api_servers=config.api_server_count,
-        drain_seconds=config.shutdown_timeout,
-        log_level=config.log.style,
-        debug_steps=config.log.debug_steps,
-    )
+    try:
+        engines = start_engines(
+            config.engine,
+            config.replicas,
+            api_servers=config.api_server_count,
+            drain_seconds=config.shutdown_timeout,
+            log_level=config.log.style,
+            debug_steps=config.log.debug_steps,
+        )
+    except (ValueError, OSError) as error:  # a place for sockets, or processes, that cannot be had
+        return _fail(str(error), BAD_USAGE)
     if unnamed:
         from server.terminal import suggestions
 
@@ -252,7 +255,10 @@ def _run_models(
     from server.run.model_processes import ModelProcesses  # imports asyncio
 
     _begin(config, listener, notes)
-    engines = ModelProcesses(config, models, given.read_models)
+    try:
+        engines = ModelProcesses(config, models, given.read_models)
+    except (ValueError, OSError) as error:
+        return _fail(str(error), BAD_USAGE)
     return _supervise(config, listener, engines, models, started)
 
 

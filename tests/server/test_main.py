@@ -1,8 +1,10 @@
 """The entry points: Ctrl-C at any time from the first import on."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,18 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     arguments = [sys.executable, "-c", code, "--version"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("models", [("demo",), ("demo", "minilm")])
+def test_a_temporary_folder_with_too_long_a_name_is_no_traceback(
+    tmp_path: Path, models: tuple[str, ...]
+) -> None:
+    folder = tmp_path / ("x" * 70)
+    folder.mkdir()
+    serve = [sys.executable, "-c", "from server.main import serve; serve()", *models, "--port", "0"]
+    done = subprocess.run(
+        serve, capture_output=True, text=True, timeout=60, env={**os.environ, "TMPDIR": str(folder)}
+    )
+    assert done.returncode == 2
+    assert "set TMPDIR to a folder with a shorter name" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
