@@ -48,7 +48,7 @@ def make_tls_context(options: ConnectionOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _naming("--ssl-certfile and --ssl-keyfile: a certificate and its key as PEM are needed"):
-        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, _refuse_passphrase)
     if options.ssl_ciphers is not None:
         with _naming("--ssl-ciphers: OpenSSL knows none of these"):
             context.set_ciphers(options.ssl_ciphers)
@@ -60,6 +60,11 @@ def make_tls_context(options: ConnectionOptions) -> ssl.SSLContext | None:
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
+
+
+def _refuse_passphrase() -> str:
+    """Called by OpenSSL for the passphrase of a key, for which it would ask at the terminal itself."""
+    raise OSError("the key is encrypted: `openssl pkey -in KEY -out NEW` makes one that is not")
 
 
 @contextmanager

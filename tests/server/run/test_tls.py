@@ -6,12 +6,15 @@ import asyncio
 import os
 import shutil
 import ssl
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from certificates import make_certificate, sign_certificate
 
+from server.http.connection.sockets import make_tls_context
+from server.options.connection_options import ConnectionOptions
 from server.run import http_server
 from server.run.http_server import HttpServer
 
@@ -91,6 +94,14 @@ async def test_a_certificate_is_replaced_without_a_restart(
     certificate.write_text("half a certi")
     server.reload_certificate()
     assert await peer(address) == second and "the old one stays" in caplog.text
+
+
+def test_nobody_is_asked_for_the_passphrase_of_a_key(files: dict[str, Files], tmp_path: Path) -> None:
+    (key, certificate), locked = map(str, files["server"]), str(tmp_path / "locked")
+    lock = ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out", locked]
+    subprocess.run(lock, check=True, capture_output=True)
+    with pytest.raises(OSError, match=r"--ssl-keyfile: .*: the key is encrypted: `openssl pkey"):
+        make_tls_context(ConnectionOptions(ssl_keyfile=locked, ssl_certfile=certificate))
 
 
 @pytest.mark.parametrize(
