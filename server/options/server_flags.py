@@ -105,10 +105,12 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.api_key) or self.api_key_file is not None
 
 
+_LEVELS = {"trace": "debug", "notset": "debug", "warn": "warning", "fatal": "critical"}
+"""Levels of uvicorn and second names of Python's, by what they are here."""
+
+
 def _log_level(text: str) -> str:
-    """Reads a name of Python's levels or of uvicorn's, which has one below debug."""
-    level = text.lower()
-    return "debug" if level in ("trace", "notset") else level
+    return _LEVELS.get(text.lower(), text.lower())
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):

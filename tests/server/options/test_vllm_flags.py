@@ -133,6 +133,7 @@ def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
         ("--uvicorn-log-level Warning", "warning"),
         ("--uvicorn-log-level trace", "debug"),
         ("--log-level NOTSET", "debug"),
+        ("--log-level WARN", "warning"),
     ],
 )
 def test_levels_of_the_log_have_names_of_pythons_logging_and_of_uvicorn(line: str, level: str) -> None:
