@@ -23,6 +23,7 @@ from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_flags import ServerConfig
 from server.run import api_children as messages
 from server.run.api_children import NOTHING_LEFT, ApiProcess, ApiProcesses
+from server.run.fork_server import reap_others
 from server.run.standby import Standby
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child
@@ -88,7 +89,7 @@ class Supervisor:
             list(self._servers),
             self._note_stall,
             leaving=self._ending.is_set,
-            on_look=self._service_manager.live,
+            on_look=self._look,
         )
         watcher = loop.create_task(watching)
         engines = loop.create_task(
@@ -109,6 +110,12 @@ class Supervisor:
         logs.flush()
         await self._standby.finish(FINISH_SECONDS)
         return BROKE if self.code is None else self.code
+
+    def _look(self) -> None:
+        """Do what is due twice a second."""
+        self._service_manager.live()
+        if os.getpid() == 1 and isinstance(self._engines, EngineProcesses):  # a container's, without an init
+            reap_others({each.process.pid for each in [*self._servers, *self._engines.engines]})
 
     # What happens to engines, for the clients in the API processes.
 

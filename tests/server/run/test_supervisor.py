@@ -2,6 +2,8 @@
 tests/e2e/test_faults.py and tests/e2e/test_draining.py.
 """
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 import socket
 import subprocess
@@ -14,7 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_core.engine_children import EngineProcesses
 from server.options.parse_server_options import parse
+from server.run import supervisor
 from server.run.api_children import (
     NOTHING_LEFT,
     CutOff,
@@ -66,9 +70,26 @@ async def test_what_becomes_of_an_api_process_that_has_ended(
     engines: Any = SimpleNamespace(worked=has_served)
     no_servers: Any = []
     with socket.socket() as listener:
-        supervisor = Supervisor(parse([], {}), listener, engines, no_servers)
-        assert supervisor.may_return(code) == returns
-        assert supervisor.code == ends_with
+        found = Supervisor(parse([], {}), listener, engines, no_servers)
+        assert found.may_return(code) == returns
+        assert found.code == ends_with
+
+
+async def test_process_1_of_a_container_waits_for_what_ended_engines_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, server = (SimpleNamespace(process=SimpleNamespace(pid=pid)) for pid in (7, 8))
+    engines = EngineProcesses.__new__(EngineProcesses)
+    monkeypatch.setattr(engines, "engines", [engine], raising=False)
+    servers: Any = [server]
+    known: list[set[int]] = []
+    monkeypatch.setattr(supervisor, "reap_others", known.append)
+    with socket.socket() as listener:
+        found = Supervisor(parse([], {}), listener, engines, servers)
+        found._look()
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        found._look()
+    assert known == [{7, 8}]
 
 
 async def test_messages_are_handled_in_order_whenever_they_come() -> None:
