@@ -288,7 +288,7 @@ def prepare_prompt(
 ) -> Prompt:
     """Encodes and checks a prompt, of which `keep` tokens are left at most: the last ones if `left`.
 
-    `special` adds the tokenizer's own tokens."""
+    `special` adds the tokenizer's own tokens, which stay where a text is cut."""
     facts, text = context.facts, None
     placed: list[Placed] = []
     if isinstance(source, Written):
@@ -306,7 +306,10 @@ def prepare_prompt(
         ids, placed, rows = with_rows(ids, placed, source.row_files, facts, keep, left=left)
     if keep is not None and len(ids) > keep:
         text = None
-        ids, placed = cut_prompt(ids, placed, keep, left=left)
+        if isinstance(source, Written) and source.is_plain:  # what begins and ends a text stays
+            [ids] = context.tokenizer.encode_many([source.text], special, keep, left=left)
+        else:
+            ids, placed = cut_prompt(ids, placed, keep, left=left)
     check_prompt_length(len(ids), facts)
     facts.check_token_ids(ids, "prompt")
     return Prompt(ids, text, placed, rows)

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_api import post, refusal
-from fake_frontend import FakeFrontend
+from fake_frontend import BOS, FakeFrontend
 
 PATH = "/v1/completions"
 
@@ -60,3 +60,12 @@ async def test_truncation(
     assert frontend.asked[0][0] == [*kept]
     assert answer["usage"]["prompt_tokens"] == len(kept)
     assert answer["choices"][0]["text"].startswith(kept.decode())
+
+
+@pytest.mark.parametrize(("side", "kept"), [(None, b"YZ"), ("left", b"YZ"), ("right", b"ab")])
+async def test_the_token_that_begins_a_text_stays_where_it_is_cut(
+    frontend: FakeFrontend, client: httpx.AsyncClient, side: str | None, kept: bytes
+) -> None:
+    prompt = "abc" + "." * 300 + "XYZ"
+    await post(client, PATH, prompt=prompt, truncate_prompt_tokens=3, truncation_side=side)
+    assert frontend.asked[0][0] == [BOS, *kept]
