@@ -84,7 +84,7 @@ async def search(
             tokens=tokens,
             logprobs=answer.logprobs or [],
             cum_logprob=answer.cumulative_logprob or 0.0,
-            text=frontend.tokenizer.decode(written, False),
+            text=frontend.tokenizer.decode(written, params.skip_special_tokens),
             finish_reason=answer.finish_reason,
             stop_reason=tokens[-1] if stops else None,
         )

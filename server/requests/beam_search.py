@@ -104,6 +104,8 @@ class BeamSearchParams(msgspec.Struct):
     """An answer's score is the sum of its logprobs by its length, the prompt's included, to this power."""
     include_stop_str_in_output: bool = False
     """Whether the text has that of the stop token."""
+    skip_special_tokens: bool = True
+    """Whether special tokens, the prompt's too, are left out of the text."""
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(
@@ -111,6 +113,7 @@ class BeamSearchParams(msgspec.Struct):
             ignore_eos=self.ignore_eos,
             temperature=self.temperature,
             include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
         )
 
     def beams(self) -> BeamParams:

@@ -54,6 +54,13 @@ def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
         assert kinds == [(type_name, torch.float32) for type_name, _ in kinds] and len(kinds) == 1
         asyncio.run(search_in_a_server([output.sequences for output in found]))
 
+        begun = [min(llm.tokenizer.special_ids), *llm.tokenizer.encode(PROMPTS[0])]
+        for hidden in (True, False):
+            params = BeamSearchParams(1, 1, skip_special_tokens=hidden)
+            [answer] = llm.beam_search(begun, params)[0].sequences
+            assert answer.text == llm.tokenizer.decode(answer.tokens, hidden)
+            assert (answer.text or "").startswith(PROMPTS[0]) == hidden
+
         (endless,) = llm.beam_search("Hi", BeamSearchParams(2, 30, ignore_eos=True))
         assert [len(each.logprobs) for each in endless.sequences] == [30, 30]
         with pytest.raises(BadRequest, match="width of a beam search must be from 1"):
