@@ -18,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True):
     stop_bytes: int = 4096
     stop_token_ids: int = 1024
     logit_bias: int = 1024
+    bias: int = 100
+    """The most that `logit_bias` adds to a logit, or takes off it."""
     bad_words: int = 128
     bad_word_tokens: int = 1024
     allowed_token_ids: int = 1 << 18

@@ -284,15 +284,16 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             )
 
     def _logit_bias(self, facts: Facts) -> dict[int, float]:
-        bias = self.logit_bias or {}
+        bias, most = self.logit_bias or {}, facts.limits.bias
         if len(bias) > facts.limits.logit_bias:
             raise too_many("logit_bias", facts.limits.logit_bias, "entries", len(bias))
         facts.check_token_ids(list(bias), "logit_bias")
         for value in bias.values():
             if not math.isfinite(value):
                 raise invalid("logit_bias", f"logit_bias values must be finite numbers, got {value}.", value)
-            if not -100 <= value <= 100:
-                raise invalid("logit_bias", f"logit_bias values must be in [-100, 100], got {value}.", value)
+            if not -most <= value <= most:
+                words = f"logit_bias values must be in [-{most}, {most}], got {value}."
+                raise invalid("logit_bias", words, value)
         return bias
 
     def _allowed(self, facts: Facts) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ def test_prompts_to_answer_lose_their_beginning_if_asked(llm: LLM):
 
 def test_the_bounds_of_a_server_are_none_of_a_program(llm: LLM):
     stops = [f"stop {number}" for number in range(17)]
-    params = SamplingParams(n=129, max_tokens=1, stop=stops, logit_bias=dict.fromkeys(range(1025), 1.0))
+    params = SamplingParams(n=129, max_tokens=1, stop=stops, logit_bias=dict.fromkeys(range(1025), 1e3))
     (output,) = llm.generate(CAPITAL, params, use_tqdm=False)
     assert len(output.outputs) == 129
 
