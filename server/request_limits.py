@@ -34,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Messages of all conversations of a request."""
     detokenized: int = 16
     """How many times the longest prompt a list of ids may be that is turned into text."""
+    new_tokens: int = 1 << 62
+    """Tokens of an answer, which is cut there: the operator's own max_new_tokens."""
     fits_context: bool = True
     """Whether more tokens than the context has room for are refused; otherwise its end ends the answer."""
 

@@ -29,7 +29,7 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
 from server.reading.prompts import ReadingContext, ReadingOptions
-from server.request_limits import LIMITS
+from server.request_limits import Limits
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
@@ -65,8 +65,8 @@ class Frontend:
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""
         self._has_facts = False
-        self.limits = LIMITS
-        """What a request may ask; of programs, whatever they like."""
+        self.limits: Limits | None = None
+        """What a request may ask, if another than the operator says: of programs, whatever they like."""
         self._source: TokenizerFiles | None = None
         self._reading = ReadingOptions.of(config)
         self.helpers = Helpers(config.log.style)
@@ -112,7 +112,8 @@ class Frontend:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self.client.ready is not None:
             found = find_facts(self.config, self.client.ready, self.folder, self.tokenizer)
-            found = replace(found, limits=self.limits)
+            if self.limits is not None:
+                found = replace(found, limits=self.limits)
             self.facts = open_inputs(self, found, self.tokenizer, self.client)
             self._has_facts = True
             self.reading_context = ReadingContext(self.facts, self.tokenizer, self._reading)

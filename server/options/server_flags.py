@@ -216,9 +216,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Role of the answers in chat."""
 
     generation_config: Annotated[str, OptionDoc(ANSWERS)] = "auto"
-    """Sampling defaults: auto is the model's own or its authors', vllm neutral ones, or a folder."""
+    """Sampling defaults: auto is the model's own or its authors', vllm neutral ones, or a folder, whose
+    max_new_tokens is the most of every request."""
     override_generation_config: Annotated[dict[str, object], OptionDoc(ANSWERS)] = {}
-    """Sampling defaults that replace those."""
+    """Sampling defaults that replace those. max_new_tokens is the most of every request."""
     max_logprobs: Annotated[int, OptionDoc(ANSWERS, least=-1)] = 20
     """Maximum number of logprobs that a request may ask for; -1 is no limit."""
     logprobs_mode: Annotated[LogprobsMode, OptionDoc(ANSWERS, get_args(LogprobsMode))] = "raw_logprobs"

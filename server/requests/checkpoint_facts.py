@@ -137,6 +137,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         max_model_len=ready.worker.max_model_len if GENERATE in tasks else max_text_len,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         defaults=defaults.values,
+        limits=defaults.limits,
         max_logprobs=config.max_logprobs,
         logprobs_mode=config.logprobs_mode,
         max_text_len=max_text_len,

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from models.checkpoint.hub import ADVISED_SAMPLING
+from server.request_limits import LIMITS, Limits
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _DEFAULTS = {**{name: name for name in _SAME_NAMES}, "max_new_tokens": "max_tokens"}
@@ -23,6 +26,8 @@ class SamplingDefaults(NamedTuple):
 
     values: dict[str, float | int]
     origin: str
+    limits: Limits = LIMITS
+    """The limits of requests, with the operator's own max_new_tokens: that of the checkpoint is a default."""
 
     def __str__(self) -> str:
         shown = {"temperature": 1, "top_p": 1, **self.values}
@@ -62,7 +67,10 @@ def read_defaults(folder: Path, model: str, source: str, overrides: Mapping[str,
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GenerationConfigError(f"generation config: {key} must be a number, got {value!r}")
         values[_DEFAULTS[key]] = value
-    return SamplingDefaults(values, origin)
+    chosen = overrides if source in ("auto", "vllm") else found | dict(overrides)
+    if chosen.get("max_new_tokens") is None:
+        return SamplingDefaults(values, origin)
+    return SamplingDefaults(values, origin, replace(LIMITS, new_tokens=int(values["max_tokens"])))
 
 
 def _read_object(path: Path) -> dict[str, object]:

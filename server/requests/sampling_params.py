@@ -240,7 +240,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return self.seed % INT64
 
     def _max_tokens(self, facts: Facts, prompt_len: int) -> int:
-        asked, room = self.max_tokens, facts.room_for_answer(prompt_len)
+        asked, room = self.max_tokens, min(facts.room_for_answer(prompt_len), facts.limits.new_tokens)
         if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
         if asked < 1:

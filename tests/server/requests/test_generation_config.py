@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from server.request_limits import LIMITS
 from server.requests.generation_config import GenerationConfigError, SamplingDefaults, read_defaults
 
 WHOLE = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 8, "do_sample": True, "eos_token_id": [1]}
@@ -33,6 +34,15 @@ def test_the_checkpoint_and_then_the_operator_say(folder: Path, tmp_path: Path) 
     assert read(folder, "vllm", min_p=0.1).values == {"min_p": 0.1}
     assert read(tmp_path / "none").values == {}
     assert read(tmp_path / "none", str(folder)).values["top_k"] == 20
+
+
+def test_the_operators_max_new_tokens_bounds_every_answer(folder: Path, tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    assert read(folder).limits == read(none, "vllm", temperature=1).limits == LIMITS
+    assert read(folder, max_new_tokens=5).limits.new_tokens == 5
+    assert read(none, "vllm", max_new_tokens=5).limits.new_tokens == 5
+    assert read(none, str(folder)).limits.new_tokens == 8
+    assert read(none, str(folder), max_new_tokens=5).limits.new_tokens == 5
 
 
 def test_what_authors_advise_counts_where_the_checkpoint_says_nothing(folder: Path, tmp_path: Path) -> None:

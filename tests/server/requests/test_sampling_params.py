@@ -49,6 +49,12 @@ def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
     assert (one.temperature, one.top_k, one.max_tokens) == (1.5, 0, 9)
 
 
+def test_the_operators_bound_cuts_every_answer() -> None:
+    facts = changed(FACTS, limits=changed(FACTS.limits, new_tokens=5))
+    assert [resolved(facts=facts, max_tokens=most)[0].max_tokens for most in (None, 4, 9)] == [5, 4, 5]
+    assert "less than or equal to max_tokens=5" in refused(facts=facts, max_tokens=9, min_tokens=6).message
+
+
 @pytest.mark.parametrize("temperature", [0, 1e-30, 9e-6])
 def test_greedy_drops_what_cannot_matter(temperature: float) -> None:
     [one] = resolved(temperature=temperature, top_p=0.5, top_k=3, min_p=0.1)
