@@ -35,6 +35,8 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     """Variables for the chat template."""
     add_special_tokens: bool = False
     """Whether the tokenizer adds its own tokens to what the template has written."""
+    keeps_ending: bool = True
+    """Whether a text that is cut ends as the template does."""
 
 
 class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,9 +156,14 @@ def _chat_form(path: Path, file: _TransformerFile, *, has_processor: bool) -> Ch
                 "--mm-processor-kwargs."
             )
     kwargs = dict(file.processing_kwargs.get("chat_template", {}))
-    kwargs.pop("restore_suffix", None)  # which is about texts that are cut
+    keeps_ending = kwargs.pop("restore_suffix", True) is not False
     generation = kwargs.pop("add_generation_prompt", False) is True
-    return ChatForm(add_generation_prompt=generation, kwargs=kwargs, add_special_tokens=has_processor)
+    return ChatForm(
+        add_generation_prompt=generation,
+        kwargs=kwargs,
+        add_special_tokens=has_processor,
+        keeps_ending=keeps_ending,
+    )
 
 
 def _similarity(path: Path, name: str) -> Similarity:

@@ -5,8 +5,9 @@ The HTTP API and `LLM` share this. All of it is plain computation: the caller de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 
 import msgspec
@@ -201,6 +202,8 @@ class TextReader:
     """Whether texts may be longer than the model reads at a time, because their vectors can be joined."""
     is_written: bool = False
     """Whether a template has written the texts, so that no more text is put around them."""
+    write: Callable[[str], str] | None = None
+    """What has written the texts into a template, with whose end a text ends even if it is cut."""
 
     def read_all(self, sources: Sequence[Source], params: Pooling) -> list[PooledText]:
         """Makes the items of many texts. The tokenizer, which needs much memory, gets a part at a time."""
@@ -217,11 +220,9 @@ class TextReader:
             if isinstance(source, str)
         ]
         keep, texts_of = self._keep(params), self.facts.pooling.texts
-        encoded = iter(
-            self.tokenizer.encode_many(
-                texts, self._adds_special(texts[:1], params), keep, left=self.truncation.left
-            )
-        )
+        special = self._adds_special(texts[:1], params)
+        ids_of = self.tokenizer.encode_many(texts, special, keep, left=self.truncation.left)
+        encoded = iter(ids_of if keep is None else self._ended(ids_of, keep, special))
         of_text = self._without_prompt(params)
         expansion = texts_of.expansion if params.query and "token_embed" in outputs_of(params) else None
         return [
@@ -271,6 +272,19 @@ class TextReader:
             kwargs=texts.chat.kwargs,
             divides=False,
         )
+
+    def _ended(self, found: list[list[int]], keep: int, special: bool) -> list[list[int]]:
+        """The texts, of which those that were cut end with what the template writes behind any text: there
+        models are read."""
+        chat = self.facts.pooling.texts.chat
+        is_form = chat is not None and chat.keeps_ending and not self.is_written
+        write = self._with_form if is_form else self.write
+        if write is None or self.truncation.left or all(len(ids) < keep for ids in found):
+            return found
+        one, other = self.tokenizer.encode_many([write("0"), write("1 2 3 4")], special)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
+        ending = [id for id, _ in same][:keep][::-1]
+        return [[*ids[: keep - len(ending)], *ending] if len(ids) == keep else ids for ids in found]
 
     def _without_prompt(self, params: Pooling) -> Pooling:
         """The parameters for a text with an instruction: some models leave its tokens out of the vector."""

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -197,11 +198,22 @@ def _read_together(
     params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
     if facts.score_template is not None:
         instruction = options.instruction or pooling.find_prompt(None, facts)
-        kwargs = options.template_kwargs or {}
-        written = [_write_pair(pair, facts.score_template, tokenizer, instruction, kwargs) for pair in texts]
-        truncation = ahead_of_pair_end(options.truncation, facts)
-        reader = pooling.TextReader(facts, tokenizer, truncation, add_special_tokens=False, name="pair")
-        return with_pair_end(reader.read_all(written, params), facts)
+        write = partial(
+            _write_pair,
+            template=facts.score_template,
+            tokenizer=tokenizer,
+            instruction=instruction,
+            kwargs=options.template_kwargs or {},
+        )
+        reader = pooling.TextReader(
+            facts,
+            tokenizer,
+            ahead_of_pair_end(options.truncation, facts),
+            add_special_tokens=False,
+            name="pair",
+            write=lambda text: write((text, text)),
+        )
+        return with_pair_end(reader.read_all([write(pair) for pair in texts], params), facts)
     if facts.pooling.use_sep_token is False:
         reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)

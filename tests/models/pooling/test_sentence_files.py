@@ -200,7 +200,9 @@ def test_texts_that_are_messages(tmp_path: Path) -> None:
     kwargs = {"add_generation_prompt": True, "task": "embed", "restore_suffix": False}
     as_messages(tmp_path, chat_template=kwargs, text={"padding": True})
     (tmp_path / "preprocessor_config.json").write_text("{}")
-    wanted = ChatForm(add_generation_prompt=True, kwargs={"task": "embed"}, add_special_tokens=True)
+    wanted = ChatForm(
+        add_generation_prompt=True, kwargs={"task": "embed"}, add_special_tokens=True, keeps_ending=False
+    )
     assert read(tmp_path).texts.chat == wanted
 
 

@@ -10,10 +10,12 @@ from tokenizers.processors import TemplateProcessing
 
 from models.pooling.config import PoolingConfig
 from models.pooling.representations import Expansion
-from models.pooling.text_files import TextFacts
+from models.pooling.text_files import ChatForm, TextFacts
 from server.errors import BadRequest
 from server.model_facts import find_task, score_type
 from server.requests.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
 EMBED = Pooling(task="embed")
@@ -29,6 +31,16 @@ def test_a_cut_text_keeps_its_special_tokens(keep: int, left: bool) -> None:
     raw.enable_truncation(keep, direction="left" if left else "right")
     expected = [raw.encode(text).ids for text in ("the fox", LONG, "dog")]
     assert bert().encode_many(["the fox", LONG, "dog"], keep=keep, left=left) == expected
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_text_that_is_cut_ends_as_the_conversation_around_it_does(keeps: bool) -> None:
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% endfor %}<end>"
+    tokenizer = Tokenizer(zoo.byte_level(), ChatTemplate({"default": template}, {}))
+    known = facts(pooling=PoolingConfig(texts=TextFacts(chat=ChatForm(keeps_ending=keeps))))
+    reader = TextReader(known, tokenizer, Truncation(14), "note")
+    found = [tokenizer.decode(item.tokens) for item in reader.read(["a", "a text"], EMBED)]
+    assert found == ["s:noteu:a<end>", "s:noteu:a <end>" if keeps else "s:noteu:a text"]
 
 
 def test_even_special_tokens_give_way() -> None:

@@ -120,6 +120,25 @@ def test_the_template_of_qwen3_reranker() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("left", "expected"), [(False, "Q=what? D=a lon!yes?"), (True, "? D=a long answer!yes?")]
+)
+def test_a_pair_that_is_cut_ends_as_the_template_does(left: bool, expected: str) -> None:
+    tokenizer = with_template("Q={{ messages[0].content }} D={{ messages[1].content }}!yes?")
+    known = facts(
+        tasks=("classify",),
+        max_text_len=400,
+        score_type="cross-encoder",
+        score_template="default",
+        pooling=PoolingConfig(num_labels=1),
+    )
+    [short, cut] = next(
+        begin(["what?"], ["a", "a long answer"], known, tokenizer, truncation=Truncation(19, left=left))
+    )
+    assert text_of(short, tokenizer) == "Q=what? D=a!yes?"
+    assert text_of(cut, tokenizer) == expected
+
+
 def test_a_vector_for_each_text() -> None:
     tokenizer = bert()
     known = facts(
