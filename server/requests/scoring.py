@@ -196,8 +196,8 @@ def _read_together(
 ) -> list[pooling.PooledText]:
     """One item of each query with its document."""
     params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    instruction = options.instruction or pooling.find_prompt(None, facts)
     if facts.score_template is not None:
-        instruction = options.instruction or pooling.find_prompt(None, facts)
         write = partial(
             _write_pair,
             template=facts.score_template,
@@ -214,6 +214,7 @@ def _read_together(
             write=lambda text: write((text, text)),
         )
         return with_pair_end(reader.read_all([write(pair) for pair in texts], params), facts)
+    texts = [(instruction + query, document) for query, document in texts]
     if facts.pooling.use_sep_token is False:
         reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)

@@ -54,6 +54,14 @@ def test_texts_read_together() -> None:
     assert finish(scorer, [[0.5], [0.25]]) == [0.5, 0.25]
 
 
+def test_a_default_prompt_stands_before_the_query() -> None:
+    tokenizer = bert()
+    pooling = PoolingConfig(num_labels=1, texts=TextFacts(prompts={"web": "the dog "}))
+    known = msgspec.structs.replace(CROSS, pooling=pooling, default_prompt_name="web")
+    [item] = next(begin(["fox"], ["dog"], known, tokenizer))
+    assert [item.tokens] == [ids for ids, _ in tokenizer.encode_pairs([("the dog fox", "dog")])]
+
+
 def test_a_limit_for_each_side() -> None:
     tokenizer = bert()
     scorer = begin(
