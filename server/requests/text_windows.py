@@ -27,16 +27,23 @@ def _divided(item: PooledText, most: int, facts: Facts) -> PooledText:
     modes = facts.pooling.modes or (("LAST",) if facts.ready.worker.causal else ("CLS",))
     if modes in (("CLS",), ("LAST",)):  # which are in one window
         starts = starts[:1] if modes == ("CLS",) else starts[-1:]
-    first, *others = [PooledText(ids[start : start + most], item.params) for start in starts]
+    first, *others = [_window(ids[start : start + most], item.params, start) for start in starts]
     return msgspec.structs.replace(first, windows=others)
 
 
+def _window(ids: list[int], params: Pooling, start: int) -> PooledText:
+    """The window that begins with this token of a text, of whose instruction it has what is left there."""
+    return PooledText(ids, msgspec.structs.replace(params, skip=max(0, params.skip - start)))
+
+
 def join_windows(item: PooledText, answers: Sequence[Vectors], facts: Facts) -> Vectors:
-    """Returns the mean of the vectors of a text's windows, in which each weighs as much as it has tokens.
+    """Returns the mean of the vectors of a text's windows, in which each weighs as much as it has tokens
+    behind an instruction that stays out of vectors.
 
     It has the length 1 if theirs have.
     """
-    weights = [window.length for window in (item, *item.windows)]
+    windows = (item, *item.windows)
+    weights = [max(1, window.length - window.params.skip) for window in windows]
     rows = np.stack([as_array(answer) for answer in answers]).astype(np.float64)
     joined = np.average(rows, axis=0, weights=weights)
     length = np.linalg.norm(joined)

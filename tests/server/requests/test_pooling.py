@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import zoo
+from fake_frontend import vectors
 from pooling_facts import bert, facts, raw_bert
 from tokenizers.processors import TemplateProcessing
 
@@ -13,7 +14,9 @@ from models.pooling.representations import Expansion
 from models.pooling.text_files import ChatForm, TextFacts
 from server.errors import BadRequest
 from server.model_facts import find_task, score_type
-from server.requests.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
+from server.requests.pooling import PooledText, PoolingParams, TextReader, Truncation, find_prompt, prompt_for
+from server.requests.text_windows import join_windows, read_in_windows
+from server.requests.vectors import as_array
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
@@ -218,3 +221,13 @@ def test_queries_are_filled_up_and_bounded() -> None:
     )
     [item] = TextReader(seen, tokenizer, name="input").read(["fox dog"], query)
     assert len(item.tokens) == 12 and item.params.unseen == 0
+
+
+def test_only_the_first_window_of_a_text_leaves_an_instruction_out() -> None:
+    known = facts(max_text_len=4, pooling=PoolingConfig(modes=("MEAN",), normalize=False))
+    text = PooledText(list(range(10)), Pooling(task="embed", skip=3))
+    [item] = read_in_windows([text], known)
+    windows = [item, *item.windows]
+    assert [(len(one.tokens), one.params.skip) for one in windows] == [(4, 3), (4, 0), (2, 0)]
+    joined = join_windows(item, [vectors([7.0]), vectors([0.0]), vectors([14.0])], known)
+    assert as_array(joined) == pytest.approx([5.0])  # by 1, 4 and 2 tokens
