@@ -129,6 +129,7 @@ async def score(
         truncation=Truncation.from_request(params.truncate_prompt_tokens, None, facts),
         instruction=instruction,
         names=("data_1", "data_2"),
+        dimensions=params.dimensions,
     )
 
     def read(context: ReadingContext) -> Compared:

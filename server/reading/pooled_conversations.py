@@ -152,7 +152,7 @@ def _read_apart(
     conversations = [[Message(role="user", content=side)] for side in sides]
     special, prompt = adds_special(context), prompt_for(kind, context.facts)
     reader = TextReader(context.facts, context.tokenizer, options.truncation, prompt, special, name)
-    params = vector_params(context.facts, options.weights, query=kind == "query")
+    params = vector_params(context.facts, options, query=kind == "query")
     return read_conversations(conversations, TextBody.model_construct(), context, reader, params)
 
 

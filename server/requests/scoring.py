@@ -50,6 +50,8 @@ class ScoreOptions:
     names: tuple[str, str] = ("query", "document")
     """Names of the request's fields, for errors."""
     weights: Weights | None = None
+    dimensions: int | None = None
+    """The length to which vectors are cut before they are compared."""
 
 
 Side = str | list[dict[str, str]]
@@ -104,7 +106,7 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
     items = [
         pooling.TextReader(
             facts, tokenizer, options.truncation, pooling.prompt_for(kind, facts), name=name
-        ).read_all(texts, vector_params(facts, options.weights, query=kind == "query"))
+        ).read_all(texts, vector_params(facts, options, query=kind == "query"))
         for kind, name, texts in (
             ("query", options.names[0], queries),
             ("document", options.names[1], documents),
@@ -113,19 +115,20 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
     return Compared(items[0], items[1], weights=options.weights)
 
 
-def vector_params(facts: Facts, weights: Weights | None, *, query: bool) -> Pooling:
+def vector_params(facts: Facts, options: ScoreOptions, *, query: bool) -> Pooling:
     """How texts are pooled whose vectors are compared: first those of tokens, which the worker keeps."""
+    weights, dimensions = options.weights, options.dimensions
     if weights is not None:
         outputs = [
             name for name, weight in zip(("dense", "sparse", "tokens"), weights, strict=True) if weight
         ]
         find_outputs(outputs, facts.tasks, "weights_for_different_modes")  # or errors would name `outputs`
         return pooling.PoolingParams(
-            outputs=sorted(outputs, key=lambda name: name != "tokens"), query=query
+            outputs=sorted(outputs, key=lambda name: name != "tokens"), dimensions=dimensions, query=query
         ).resolve(facts)
     tasks = {"bi-encoder": "embed", "sparse": "sparse_embed"}
     task = tasks.get(facts.score_type or "", "token_embed")
-    return pooling.PoolingParams(task=task, query=query).resolve(facts)
+    return pooling.PoolingParams(task=task, dimensions=dimensions, query=query).resolve(facts)
 
 
 def check_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts) -> None:
@@ -195,16 +198,13 @@ def _read_together(
     texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
 ) -> list[pooling.PooledText]:
     """One item of each query with its document."""
-    params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    params = pooling.PoolingParams(
+        task="classify", use_activation=options.use_activation, dimensions=options.dimensions
+    ).resolve(facts)
     instruction = options.instruction or pooling.find_prompt(None, facts)
     if facts.score_template is not None:
-        write = partial(
-            _write_pair,
-            template=facts.score_template,
-            tokenizer=tokenizer,
-            instruction=instruction,
-            kwargs=options.template_kwargs or {},
-        )
+        kwargs = options.template_kwargs or {}
+        write = partial(_write_pair, facts.score_template, tokenizer, instruction, kwargs)
         reader = pooling.TextReader(
             facts,
             tokenizer,
@@ -284,7 +284,7 @@ def texts_and_pairs(
 
 
 def _write_pair(
-    pair: tuple[str, str], template: str, tokenizer: Tokenizer, instruction: str, kwargs: Mapping[str, Any]
+    template: str, tokenizer: Tokenizer, instruction: str, kwargs: Mapping[str, Any], pair: tuple[str, str]
 ) -> str:
     messages, kwargs = as_messages(pair, instruction, kwargs)
     return tokenizer.chat.render(messages, template=template, kwargs=kwargs)

@@ -44,6 +44,8 @@ def test_scores_of_pairs_that_are_read_together(tmp_path: Path):
         assert len(set(scores)) == 3 and all(0 < score < 1 for score in scores)
         assert all(output.prompt_token_ids for output in outputs)
         assert [one.outputs.score for one in llm.score(TEXTS[:1] * 3, TEXTS, use_tqdm=False)] == scores
+        with pytest.raises(BadRequest, match="Task 'classify' only supports"):
+            llm.score("a", "b", pooling_params=PoolingParams(dimensions=4), use_tqdm=False)
         rewards = llm.reward(TEXTS, use_tqdm=False)
         assert [len(one.outputs.data) for one in rewards] == [len(one.prompt_token_ids) for one in rewards]
 

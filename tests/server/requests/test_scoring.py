@@ -164,6 +164,12 @@ def test_a_vector_for_each_text() -> None:
     assert finish(scorer, [[1, 0], [0, 1], [1, 0], [1, 0]]) == [1, 0]
 
 
+def test_vectors_are_cut_before_they_are_compared() -> None:
+    known = msgspec.structs.replace(BI, pooling=PoolingConfig(matryoshka=True))
+    items = next(begin(["a"], ["b"], known, bert(), dimensions=1))
+    assert [item.params.dimensions for item in items] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("similarity", "scores"),
     [("dot", [0, 2]), ("euclidean", [-(13**0.5), -(2**0.5)]), ("manhattan", [-5, -2])],
