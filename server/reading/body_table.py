@@ -149,10 +149,7 @@ def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
     many = isinstance(body.inputs, list)
     inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     _check_count(len(inputs), "inputs", facts)
-    params = body.params().resolve(facts)
-    return ReadTexts(
-        texts_and_pairs(inputs, body.truncation(facts), params, facts, context.tokenizer), many=many
-    )
+    return ReadTexts(texts_and_pairs(inputs, body.options(facts), facts, context.tokenizer), many=many)
 
 
 def read_entities(body: EntitiesRequest, context: ReadingContext) -> ReadTexts:

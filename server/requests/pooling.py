@@ -205,11 +205,11 @@ class TextReader:
     write: Callable[[str], str] | None = None
     """What has written the texts into a template, with whose end a text ends even if it is cut."""
 
-    def read_all(self, sources: Sequence[Source], params: Pooling) -> list[PooledText]:
+    def read_all(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[PooledText]:
         """Makes the items of many texts. The tokenizer, which needs much memory, gets a part at a time."""
         items: list[PooledText] = []
         for start in range(0, len(sources), TEXTS_AT_ONCE):
-            items += self.read(sources[start : start + TEXTS_AT_ONCE], params, start)
+            items += self.read(sources[start : start + TEXTS_AT_ONCE], params, first + start)
         return items
 
     def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[PooledText]:

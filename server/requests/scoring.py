@@ -195,9 +195,9 @@ def compare_all(compared: Compared, facts: Facts) -> Scorer:
 
 
 def _read_together(
-    texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
+    texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer, first: int = 0
 ) -> list[pooling.PooledText]:
-    """One item of each query with its document."""
+    """One item of each query with its document. `first` is the index of these among the request's."""
     params = pooling.PoolingParams(
         task="classify", use_activation=options.use_activation, dimensions=options.dimensions
     ).resolve(facts)
@@ -213,12 +213,12 @@ def _read_together(
             name="pair",
             write=lambda text: write((text, text)),
         )
-        return with_pair_end(reader.read_all([write(pair) for pair in texts], params), facts)
+        return with_pair_end(reader.read_all([write(pair) for pair in texts], params, first), facts)
     texts = [(instruction + query, document) for query, document in texts]
     if facts.pooling.use_sep_token is False:
         reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
-        return reader.read_all([query + document for query, document in texts], params)
-    return _pair_items(texts, options.truncation, params, facts, tokenizer)
+        return reader.read_all([query + document for query, document in texts], params, first)
+    return _pair_items(texts, options.truncation, params, facts, tokenizer, first)
 
 
 def ahead_of_pair_end(truncation: pooling.Truncation, facts: Facts) -> pooling.Truncation:
@@ -245,12 +245,9 @@ def _pair_items(
     params: Pooling,
     facts: Facts,
     tokenizer: Tokenizer,
-    first: int = 0,
+    first: int,
 ) -> list[pooling.PooledText]:
-    """Puts two texts together as the tokenizer was made to, with separators and types of tokens.
-
-    `first` is the index of these among the request's pairs.
-    """
+    """Puts two texts together as the tokenizer was made to, with separators and types of tokens."""
     if facts.pooling.texts.lower_case:
         texts = [(query.lower(), document.lower()) for query, document in texts]
     if truncation.keep is None:
@@ -266,20 +263,17 @@ def _pair_items(
 
 
 def texts_and_pairs(
-    inputs: Sequence[str | tuple[str, str]],
-    truncation: pooling.Truncation,
-    params: Pooling,
-    facts: Facts,
-    tokenizer: Tokenizer,
+    inputs: Sequence[str | tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
 ) -> list[pooling.PooledText]:
     """Makes one item of one text or of a pair; errors count both kinds together."""
-    reader = pooling.TextReader(facts, tokenizer, truncation, name="inputs")
+    params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    reader = pooling.TextReader(facts, tokenizer, options.truncation, name="inputs")
     items: list[pooling.PooledText] = []
     for place, one in enumerate(inputs):
         if isinstance(one, str):
             items += reader.read([one], params, place)
         else:
-            items += _pair_items([one], truncation, params, facts, tokenizer, place)
+            items += _read_together([one], options, facts, tokenizer, place)
     return items
 
 

@@ -133,8 +133,10 @@ class PredictRequest(TeiBody):
     ]
     raw_scores: Flag = False
 
-    def params(self) -> PoolingParams:
-        return PoolingParams(task="classify", use_activation=False if self.raw_scores else None)
+    def options(self, facts: Facts) -> ScoreOptions:
+        return ScoreOptions(
+            use_activation=False if self.raw_scores else None, truncation=self.truncation(facts)
+        )
 
 
 class TextsRequest(TeiBody):

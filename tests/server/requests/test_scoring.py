@@ -20,6 +20,7 @@ from server.requests.scoring import (
     Scorer,
     compare_all,
     read_pairs,
+    texts_and_pairs,
 )
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -108,6 +109,18 @@ def test_a_score_template() -> None:
     assert text_of(item, tokenizer).startswith("as usual|system=as usual;query=a")
     with pytest.raises(BadRequest, match="reads no `instruction`"):
         begin(["a"], ["b"], CROSS, bert(), instruction="judge")
+
+
+def test_a_pair_among_texts_is_written_as_one_that_is_compared() -> None:
+    tokenizer = with_template("{{ messages[0].content }}={{ messages[1].content }}")
+    known = facts(
+        tasks=("classify",), score_template="default", max_text_len=9, pooling=PoolingConfig(num_labels=1)
+    )
+    items = texts_and_pairs(["one", ("a", "b")], ScoreOptions(use_activation=False), known, tokenizer)
+    assert [text_of(item, tokenizer) for item in items] == ["one", "a=b"]
+    assert {item.params.use_activation for item in items} == {False}
+    with pytest.raises(BadRequest, match="pair 1"):
+        texts_and_pairs(["one", ("a" * 9, "b")], ScoreOptions(), known, tokenizer)
 
 
 def test_the_template_of_qwen3_reranker() -> None:
