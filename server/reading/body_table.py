@@ -191,9 +191,17 @@ def work_of_compared(body: ComparingRequest, context: ReadingContext) -> int:
     """The characters that are written beside each document: the query, an instruction, and a template."""
     pairs, instruction = body.pairs(), body.options(context.facts).instruction
     beside = sum(map(len, pairs.queries)) // max(1, len(pairs.queries)) + len(instruction or "")
-    if context.facts.score_template is not None:
-        beside += max(len(context.facts.score_template), context.tokenizer.chat.overhead)
-    return len(pairs.documents) * beside
+    return len(pairs.documents) * (beside + _around_pair(context))
+
+
+def work_of_predict(body: PredictRequest, context: ReadingContext) -> int:
+    return len(body.inputs) * _around_pair(context) if isinstance(body.inputs, list) else 0
+
+
+def _around_pair(context: ReadingContext) -> int:
+    """The characters that a template writes around two texts."""
+    template = context.facts.score_template
+    return 0 if template is None else max(len(template), context.tokenizer.chat.overhead)
 
 
 def _check_count(number: int, name: str, facts: Facts) -> None:
@@ -289,7 +297,7 @@ EMBED_SPARSE = _pooling("embed_sparse", EmbedSparseRequest)
 OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
 OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
-PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
+PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS, work=work_of_predict)
 NER = Reading("ner", EntitiesRequest, read_entities, ReadTexts, MANY_TEXTS, work=work_of_entities)
 SCORE = _comparing("score", ScoreRequest)
 RERANK = _comparing("rerank", RerankRequest)

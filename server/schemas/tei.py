@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest, too_many
@@ -124,12 +124,18 @@ def _text_or_pair(value: Any) -> str | Pair:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
+def _as_sent(inputs: str | Pair | list[str | Pair]) -> object:
+    """The inputs as a client sends them: in a list one text stands in a list, too."""
+    return [[one] if isinstance(one, str) else one for one in inputs] if isinstance(inputs, list) else inputs
+
+
 class PredictRequest(TeiBody):
     stand_ins = {"inputs": "-"}
 
     inputs: Annotated[
         str | Pair | list[str | Pair],
         PlainValidator(_predicted, json_schema_input_type=str | list[str] | list[list[str]]),
+        PlainSerializer(_as_sent),
     ]
     raw_scores: Flag = False
 

@@ -1,5 +1,6 @@
 """Short bodies of which templates and instructions make long texts."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -66,3 +67,14 @@ def test_what_stands_beside_each_document() -> None:
     assert work("tei_rerank", {"query": "x" * 50, "texts": documents}) == 500
     written = work("rerank", {"query": "x", "documents": documents}, score_template=QWEN3_RERANKER)
     assert written == 10 * (1 + len(QWEN3_RERANKER))
+
+
+@pytest.mark.parametrize("inputs", ["a", ["a", "b"], [["a"], ["b"]], [["a"], ["b", "c"]]])
+def test_a_template_around_each_pair(inputs: Any) -> None:
+    number = len(inputs) if isinstance(inputs[0], list) else 0
+    assert work("predict", {"inputs": inputs}) == 0
+    written = work("predict", {"inputs": inputs}, score_template=QWEN3_RERANKER)
+    assert written == number * len(QWEN3_RERANKER)
+    adapter = TypeAdapter(BY_NAME["predict"].body)  # what the helper is sent of a body says the same
+    read = adapter.validate_python({"inputs": inputs})
+    assert adapter.validate_json(json.dumps(read.model_dump(exclude_unset=True))) == read
