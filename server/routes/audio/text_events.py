@@ -5,14 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from server.http.sse import DONE, event
-from server.schemas.audio.answers import (
-    Choice,
-    ChunkUsage,
-    DeltaEvent,
-    DoneEvent,
-    SpokenLogprob,
-    TokenUsage,
-)
+from server.schemas.audio.answers import Choice, DeltaEvent, DoneEvent, SpokenLogprob, TokenUsage
 
 
 class TextEvents:
@@ -33,13 +26,10 @@ class TextEvents:
         logprobs: list[SpokenLogprob] | UnsetType = UNSET,
     ) -> bytes:
         """The last events. `tells_usage`: whether clients of vLLM want the counts, too."""
-        total = prompt_tokens + tokens
-        last = self._delta("", finish)
-        if tells_usage:
-            last.usage = ChunkUsage(prompt_tokens, tokens, total)
-        done = DoneEvent("".join(self._said), TokenUsage(prompt_tokens, tokens, total), logprobs)
-        return event(last) + event(done) + DONE
+        usage = TokenUsage(prompt_tokens, tokens, prompt_tokens + tokens, prompt_tokens, tokens)
+        choices = [] if tells_usage else [Choice({"content": ""})]
+        done = DoneEvent("".join(self._said), usage, choices, logprobs)
+        return event(self._delta("", finish)) + event(done) + DONE
 
     def _delta(self, text: str, finish: str | None = None) -> DeltaEvent:
-        choice = Choice({"content": text} if text else {}, finish_reason=finish)
-        return DeltaEvent(text, *self._head, [choice])
+        return DeltaEvent(text, *self._head, [Choice({"content": text}, finish_reason=finish)])

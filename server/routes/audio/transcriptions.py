@@ -135,6 +135,7 @@ def _read_form(reader: FormReader, frontend: Frontend, state: RequestState) -> A
             "model",
         )
     form.check()
+    form.stream_include_usage |= frontend.config.enable_force_include_usage
     return form
 
 

@@ -23,9 +23,13 @@ class DurationUsage(msgspec.Struct):
 
 
 class TokenUsage(msgspec.Struct):
+    """What a stream has taken, under OpenAI's names and vLLM's."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
     type: str = "tokens"
 
 
@@ -82,12 +86,6 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class ChunkUsage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
 class DeltaEvent(msgspec.Struct, omit_defaults=False):
     """A part of the text, in OpenAI's form and in vLLM's."""
 
@@ -96,7 +94,6 @@ class DeltaEvent(msgspec.Struct, omit_defaults=False):
     created: int
     model: str
     choices: list[Choice]
-    usage: ChunkUsage | UnsetType = UNSET
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     object: str = "transcription.chunk"
 
@@ -104,5 +101,8 @@ class DeltaEvent(msgspec.Struct, omit_defaults=False):
 class DoneEvent(msgspec.Struct):
     text: str
     usage: TokenUsage
+    choices: list[Choice]
+    """None for clients of vLLM that want usage, which they find in a chunk without any. Others read the first
+    one of each chunk."""
     logprobs: list[SpokenLogprob] | UnsetType = UNSET
     type: str = "transcript.text.done"

@@ -97,11 +97,23 @@ async def test_a_stream_is_read_by_clients_of_either_form(client: httpx.AsyncCli
     assert [event["type"].rpartition(".")[2] for event in events].count("done") == 1
     *deltas, done = events
     assert done["type"] == "transcript.text.done" and done["usage"]["type"] == "tokens"
+    assert done["choices"] == [] and done["usage"]["prompt_tokens"] == 3
     assert "".join(event["delta"] for event in deltas) == done["text"] == "Hello you."
-    contents = [event["choices"][0]["delta"].get("content", "") for event in deltas]
+    contents = [event["choices"][0]["delta"]["content"] for event in deltas]
     assert "".join(contents) == "Hello you." and len(deltas) > 5
-    assert deltas[-1]["choices"][0]["finish_reason"] == "stop" and deltas[-1]["usage"]["prompt_tokens"] == 3
+    assert deltas[-1]["choices"][0]["finish_reason"] == "stop" and "usage" not in deltas[-1]
     assert {event["id"] for event in deltas} == {deltas[0]["id"]} and deltas[0]["id"].startswith("trsc-")
+
+
+async def test_each_event_of_a_stream_has_a_choice_unless_usage_is_told(frontend: FakeFrontend) -> None:
+    let_transcribe(frontend, says(" Hello you."))
+    for forced in (False, True):
+        async with make_client(make_app(frontend, enable_force_include_usage=forced)) as client:
+            answer = await send(client, stream="true")
+        *events, done = [json.loads(line) for line in answer.text.split("data: ")[1:-1]]
+        told = [] if forced else [done]
+        assert "".join(each["choices"][0]["delta"]["content"] for each in [*events, *told]) == "Hello you."
+        assert bool(done["choices"]) is not forced and done["usage"]["completion_tokens"] > 0
 
 
 async def test_fields_reach_the_transcription(
