@@ -136,6 +136,8 @@ def _read_form(reader: FormReader, frontend: Frontend, state: RequestState) -> A
         )
     form.check()
     form.stream_include_usage |= frontend.config.enable_force_include_usage
+    if form.max_completion_tokens is not None:  # as in vLLM, more than the model can write is no error
+        form.max_completion_tokens = min(form.max_completion_tokens, frontend.facts.max_model_len)
     return form
 
 

@@ -117,7 +117,7 @@ async def test_each_event_of_a_stream_has_a_choice_unless_usage_is_told(frontend
 
 
 async def test_fields_reach_the_transcription(
-    client: httpx.AsyncClient, transcriber: FakeTranscriber
+    client: httpx.AsyncClient, frontend: FakeFrontend, transcriber: FakeTranscriber
 ) -> None:
     await send(client, TRANSLATIONS, prompt="Ann", seed="7", condition_on_prev_tokens="true", top_p="0.5")
     strategy: dict[str, Any] = {
@@ -125,13 +125,14 @@ async def test_fields_reach_the_transcription(
         "chunking_strategy[threshold]": "0.3",
     }
     await send(client, temperature="0.4", logprob_threshold="-2", max_completion_tokens="9", **strategy)
-    await send(client, chunking_strategy="auto", language="en")
+    await send(client, chunking_strategy="auto", language="en", max_completion_tokens="1000000")
     first, second, third = transcriber.asked
     assert (first.task, first.prompt, first.draw.seed) == ("translate", tuple(b" Ann"), 7)
     assert (first.temperatures, first.conditions, first.draw.top_p) == (LADDER, True, 0.5)
     assert (second.temperatures, second.thresholds.logprob, second.draw.max_tokens) == ((0.4,), -2.0, 9)
     assert second.silence is not None and second.silence.threshold == 0.3
     assert (third.language, third.silence is not None, second.language) == ("en", True, None)
+    assert third.draw.max_tokens == frontend.facts.max_model_len
 
 
 @pytest.mark.parametrize(
