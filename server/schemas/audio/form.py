@@ -19,7 +19,7 @@ Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 MOST_FIELDS = 64
 FORM_BYTES = 1 << 20
 """Bytes that may stand before and behind the file of a form."""
-LISTS = frozenset({"timestamp_granularities", "include"})
+LISTS = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
 """Fields that a form may have several times, with [] behind the name or without."""
 _MEMBER = re.compile(r"(\w+)\[(\w*)\]")
 

@@ -146,6 +146,7 @@ async def test_fields_reach_the_transcription(
         ({"language": "klingon"}, "it has de, en"),
         ({"temprature": "1"}, "did you mean `temperature`"),
         ({"hotwords": "Ann"}, "`hotwords` is not supported"),
+        ({"known_speaker_names[]": "Ann"}, "`known_speaker_names` is not supported"),
         ({"top_p": "7"}, "top_p must be in"),
         ({"chunking_strategy": "{"}, "an object in JSON"),
         ({"chunking_strategy": "auto", "condition_on_prev_tokens": "true"}, "give one of them"),
