@@ -114,6 +114,8 @@ def _opened(file: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
             stream = container.streams.best("video")
             if not isinstance(stream, av.VideoStream):
                 raise BadRequest("A video has no pictures.")
+            if stream.codec_context is None:
+                raise BadRequest("A video has a codec that is not known here.")
             stream.codec_context.thread_count = 1  # as many files are decoded at once as there are processes
             yield container, stream
     except FFmpegError:

@@ -79,6 +79,8 @@ def _resampled(container: InputContainer, broken: type[Exception]) -> Iterator[n
     if not container.streams.audio:
         raise BadRequest("The file has no sound.", "file")
     stream = container.streams.audio[0]
+    if stream.codec_context is None:
+        raise BadRequest("The recording has a codec that is not known here.", "file")
     stream.codec_context.thread_count = 1  # as many files are decoded at once as there are processes
     packets, failed, found = 0, 0, None
     for packet in container.demux(stream):

@@ -51,6 +51,12 @@ def test_files_that_are_no_videos(file: bytes) -> None:
         decode_video(file, MUCH, is_base64=False)
 
 
+def test_a_codec_that_nobody_knows() -> None:
+    file = video_file(8, 64, 48, kind="matroska").replace(b"V_MPEG4", b"V_ZZZZ4")
+    with pytest.raises(BadRequest, match="codec that is not known"):
+        decode_video(file, MUCH, is_base64=False)
+
+
 def test_a_file_that_ends_early() -> None:
     with pytest.raises(BadRequest, match=r"A video (has no pictures|cannot be decoded)"):
         decode_video(video_file(8, 64, 48)[:600], MUCH, is_base64=False)

@@ -58,6 +58,11 @@ def test_what_is_no_recording_is_refused(file: bytes) -> None:
     assert "recording must be one of" in refused(file) or "cannot be decoded" in refused(file)
 
 
+def test_a_codec_that_nobody_knows_is_refused() -> None:
+    file = written(SECOND, "webm").replace(b"A_OPUS", b"A_ZZZZ")
+    assert refused(file) == "The recording has a codec that is not known here."
+
+
 def test_rates_and_channels_have_bounds() -> None:
     assert "this one has 1 and 1000" in refused(written(tone(0.2, rate=1000), rate=1000))
     assert "this one has 1 and 384000" in refused(written(tone(0.1, rate=384_000), rate=384_000))
