@@ -104,7 +104,7 @@ def _opened(file: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
     except ImportError:
         raise BadRequest("Videos are decoded by PyAV, which this server lacks: pip install av.") from None
     try:
-        container = av.open(BytesIO(file), "r", options=_OPTIONS)
+        container = av.open(BytesIO(file), "r", options=_OPTIONS, metadata_errors="replace")
     except FFmpegError:
         raise BadRequest(
             f"A video must be one of {FORMATS} (mov is MP4 too, and matroska WebM), and this file is none."

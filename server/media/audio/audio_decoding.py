@@ -48,7 +48,7 @@ def decode_audio(file: BinaryIO, most_seconds: float) -> Iterator[np.ndarray]:
         raise NotInstalled from None
     logging.set_level(None)
     try:
-        container = av.open(file, "r", options=_OPTIONS)
+        container = av.open(file, "r", options=_OPTIONS, metadata_errors="replace")
     except (FFmpegError, ValueError):
         raise BadRequest(
             f"A recording must be one of {FORMATS} (mov is m4a and mp4 too, matroska webm, ogg opus), and "

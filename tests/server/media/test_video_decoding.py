@@ -51,6 +51,11 @@ def test_files_that_are_no_videos(file: bytes) -> None:
         decode_video(file, MUCH, is_base64=False)
 
 
+def test_tags_in_another_encoding_harm_nothing() -> None:
+    file = video_file(8, 64, 48, kind="matroska")
+    assert decode_video(file.replace(b"ENCODER", b"\xc4NCODER"), MUCH, is_base64=False).total == 8
+
+
 def test_a_codec_that_nobody_knows() -> None:
     file = video_file(8, 64, 48, kind="matroska").replace(b"V_MPEG4", b"V_ZZZZ4")
     with pytest.raises(BadRequest, match="codec that is not known"):

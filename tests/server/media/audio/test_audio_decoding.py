@@ -58,6 +58,14 @@ def test_what_is_no_recording_is_refused(file: bytes) -> None:
     assert "recording must be one of" in refused(file) or "cannot be decoded" in refused(file)
 
 
+def test_tags_in_another_encoding_harm_nothing() -> None:
+    tag = b"IART\x06\x00\x00\x00J\xfcrgen"
+    artist = b"LIST" + (4 + len(tag)).to_bytes(4, "little") + b"INFO" + tag
+    plain = written(SECOND)
+    at = plain.index(b"data")
+    assert np.array_equal(decoded(plain[:at] + artist + plain[at:]), decoded(plain))
+
+
 def test_a_codec_that_nobody_knows_is_refused() -> None:
     file = written(SECOND, "webm").replace(b"A_OPUS", b"A_ZZZZ")
     assert refused(file) == "The recording has a codec that is not known here."
