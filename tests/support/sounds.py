@@ -14,6 +14,9 @@ CONTAINERS = {
     "opus": ("ogg", "libopus"),
     "m4a": ("mp4", "aac"),
     "webm": ("webm", "libopus"),
+    "caf": ("caf", "pcm_s16be"),
+    "au": ("au", "pcm_s16be"),
+    "mpeg": ("mpeg", "mp2"),
 }
 """name -> FFmpeg's names of the container and of the codec."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.container import InputContainer
 
-FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,matroska,aac,amr,mpegts,avi"
+FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,matroska,aac,amr,caf,au,asf,mpeg,mpegts,avi"
 """FFmpeg's names of the files that are read. Playlists and others that name files are not among them."""
 LEAST_RATE, MOST_RATE = 4_000, 192_000
 MOST_CHANNELS = 8
@@ -51,8 +51,8 @@ def decode_audio(file: BinaryIO, most_seconds: float) -> Iterator[np.ndarray]:
         container = av.open(file, "r", options=_OPTIONS, metadata_errors="replace")
     except (FFmpegError, ValueError):
         raise BadRequest(
-            f"A recording must be one of {FORMATS} (mov is m4a and mp4 too, matroska webm, ogg opus), and "
-            "this file is none, or it is broken.",
+            f"A recording must be one of {FORMATS} (mov is m4a and mp4 too, matroska webm, ogg opus, asf "
+            "wma), and this file is none, or it is broken.",
             "file",
         ) from None
     try:
