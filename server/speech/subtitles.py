@@ -28,9 +28,15 @@ def srt(segments: Iterable[Titled]) -> str:
 
 def vtt(segments: Iterable[Titled]) -> str:
     titles = (
-        f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_line(each.text)}\n\n" for each in segments
+        f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_escaped(_line(each.text))}\n\n"
+        for each in segments
     )
     return "WEBVTT\n\n" + "".join(titles)
+
+
+def _escaped(text: str) -> str:
+    """The text without what begins markup in WebVTT."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _time(seconds: float, point: str) -> str:

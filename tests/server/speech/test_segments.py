@@ -71,3 +71,9 @@ def test_subtitles_to_the_byte() -> None:
     assert vtt(TITLES) == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nHello world\n\n01:01:01.005 --> 01:01:03.000\na -> b\n\n"
     )
+
+
+def test_what_is_markup_in_webvtt_is_text() -> None:
+    titles = [Title(0.0, 1.0, " R&D <i> 3 < 4")]
+    assert vtt(titles).splitlines()[3] == "R&amp;D &lt;i> 3 &lt; 4"
+    assert srt(titles).splitlines()[2] == "R&D <i> 3 < 4"
