@@ -201,6 +201,9 @@ def read_content_part(part: object) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": check_text(part)}
     kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind is None:  # the field of an item tells, as in vLLM
+        kind = next((name for name in MEDIA_PARTS if name in part), None)
+        part = {**part, "type": kind}
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError(
             "content_part", "A content part should be an object such as {example}", {"example": _EXAMPLE}

@@ -77,6 +77,18 @@ async def test_the_engine_gets_a_prompt_and_its_items(
     assert sent(frontend)[1] == media and (reader.kept.queries, reader.kept.hits) == (2, 1)
 
 
+async def test_a_part_without_a_type_is_told_by_its_field(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    for file in (PICTURE, SMALL):
+        await post(client, CHAT, messages=user(image(file)))
+        named = sent(frontend)
+        await post(client, CHAT, messages=user({"image_url": data_url(file)}))
+        assert sent(frontend) == named and named[1]
+    error = await refusal(client, CHAT, messages=user({"picture": data_url(SMALL)}))
+    assert "should be an object such as" in error["message"]
+
+
 async def test_long_conversations_are_read_by_the_helper(
     client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
 ) -> None:
