@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from server.errors import BadRequest, TooLarge
 from server.schemas.body import Body, Neutral, Text, optional
@@ -47,6 +47,18 @@ LANGUAGES = {
 _CODES = {name: code for code, name in LANGUAGES.items()}
 
 
+def _read_strategy(given: object) -> object:
+    """A strategy that a form has as text."""
+    if not isinstance(given, str):
+        return given
+    if not given.startswith("{"):
+        return {"type": given}
+    try:
+        return json.loads(given)
+    except ValueError:
+        raise BadRequest("chunking_strategy is auto, or an object in JSON.", "chunking_strategy") from None
+
+
 class ServerVad(Body):
     """The rules by which a recording is cut."""
 
@@ -84,7 +96,7 @@ class AudioForm(Body):
     )
     stream: bool = Field(default=False, description="Tell the text as it comes.")
     stream_include_usage: bool = Field(default=False, description="Tell tokens before the stream ends.")
-    chunking_strategy: ServerVad | None = optional(
+    chunking_strategy: Annotated[ServerVad | None, BeforeValidator(_read_strategy)] = optional(
         "auto, or an object server_vad: cut at silence, and read the parts at the same time."
     )
     condition_on_prev_tokens: bool = Field(
@@ -180,9 +192,6 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
             raise _given_twice(name)
         else:
             found[name] = value
-    strategy = found.get("chunking_strategy")
-    if isinstance(strategy, str):
-        found["chunking_strategy"] = _read_strategy(strategy)
     return {name: value for name, value in found.items() if value != ""}
 
 
@@ -196,15 +205,6 @@ def recording_too_large(most: int) -> TooLarge:
 
 def _given_twice(name: str) -> BadRequest:
     return BadRequest(f"The form has the field `{name[:64]}` twice.", name[:64])
-
-
-def _read_strategy(text: str) -> object:
-    if not text.startswith("{"):
-        return {"type": text} if text else ""
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise BadRequest("chunking_strategy is auto, or an object in JSON.", "chunking_strategy") from None
 
 
 def code_of(language: str) -> str:

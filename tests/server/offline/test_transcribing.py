@@ -33,6 +33,8 @@ def test_paths_and_samples_give_the_same(tmp_path: Path) -> None:
         timed = llm.transcribe(paths[1], language="de", word_timestamps=True)[0].segments
         assert [replace(each, words=[]) for each in timed] == alone.segments
         assert any(each.words for each in timed)
+        ways: list[Any] = [{"chunking_strategy": way} for way in ("auto", {"type": "auto"})]
+        assert llm.transcribe(paths[1], **ways[0]) == llm.transcribe(paths[1], **ways[1])
         with pytest.raises(BadRequest, match="not a language"):
             llm.transcribe(paths[0], language="klingon")
 
