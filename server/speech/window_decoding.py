@@ -18,7 +18,7 @@ from server.speech.speech_model import Draw, Piece, SpeechEngine
 from server.speech.temperature_fallback import average_logprob, compression_ratio
 from server.speech.transcription import Asked, Counts, Segment, TimedWord
 from server.speech.vocabulary import SpeechTokens
-from server.speech.words import split_words, token_times
+from server.speech.words import split_words, token_times, without_silence
 
 FRAMES_OF_EACH = 2
 """The frames from one timestamp to the next."""
@@ -221,5 +221,6 @@ class PieceReading:
                 )
                 words.append(TimedWord(word.text.strip(), round(start, 2), round(end, 2)))
                 at += word.tokens
-            found.append(replace(segment, words=[word for word in words if word.word]))
+            words = [word for word in words if word.word]
+            found.append(replace(segment, words=without_silence(words, segment.start, segment.end)))
         return found

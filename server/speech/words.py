@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
+
+from server.speech.transcription import TimedWord
 
 SECONDS_OF_A_COLUMN = 0.02
 _NO_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -15,6 +18,8 @@ _BEFORE = frozenset("\"'“¿([{-")
 _BEHIND = frozenset("\"'.。,，!！?？:：”)]}、")  # noqa: RUF001
 """Marks that go with the word behind them, and with that before."""
 _BROKEN = "\ufffd"
+_SLACK, _LONGEST = 0.5, 0.7
+"""The seconds by which words may lie outside of their segment, and those that they usually take at most."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -80,6 +85,20 @@ def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[Wo
         else:
             found[-1] = _joined(found[-1], Word(text, count))
     return _with_marks(found)
+
+
+def without_silence(words: Sequence[TimedWord], start: float, end: float) -> list[TimedWord]:
+    """The words of a segment, without the silence before the first and behind the last one, which the way
+    through the matrix gives to either. They are cut as OpenAI's Whisper does it: where the segment begins and
+    ends, but not to less than words usually take."""
+    if not words:
+        return []
+    found, usual = list(words), min(_LONGEST, float(np.median([word.end - word.start for word in words])))
+    if found[0].start < start - _SLACK and start < found[0].end:
+        found[0] = replace(found[0], start=round(max(0.0, min(start, found[0].end - usual)), 2))
+    if found[-1].end > end + _SLACK and end > found[-1].start:
+        found[-1] = replace(found[-1], end=round(max(end, found[-1].start + usual), 2))
+    return found
 
 
 def _characters(tokens: Sequence[int], decode: Decode) -> list[Word]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from server.speech.words import split_words, token_times, warp
+from server.speech.transcription import TimedWord
+from server.speech.words import split_words, token_times, warp, without_silence
 
 
 @pytest.mark.parametrize("shape", ((1, 1), (1, 9), (7, 1), (7, 30), (30, 7)))
@@ -50,3 +51,11 @@ def test_a_character_of_several_tokens_is_one() -> None:
         return b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")  # pyright: ignore
 
     assert split_words([0, 1, 2], decode, "fr") == [(" café", 3)]
+
+
+def test_a_pause_belongs_to_no_word() -> None:
+    spoken = [TimedWord("My", 1.0, 3.3), TimedWord("train", 3.3, 3.5), TimedWord("leaves", 3.5, 7.4)]
+    cut = without_silence(spoken, 3.0, 4.6)
+    assert cut == [TimedWord("My", 2.6, 3.3), spoken[1], TimedWord("leaves", 3.5, 4.6)]
+    assert without_silence(spoken, 1.4, 7.0) == spoken, "times of segments are not so exact either"
+    assert without_silence(spoken, 3.4, 3.4) == spoken and without_silence([], 0.0, 1.0) == []
