@@ -23,7 +23,7 @@ from server.media.audio.audio_decoding import decode_audio
 from server.media.failures import refused_unless_read
 from server.media.picture_decoding import decode, from_base64
 from server.media.preparing import NAMES, PreparingLimits, PreparingOrder, PreparingSetup
-from server.media.tensor_files import is_matrix, read_tensor
+from server.media.tensor_files import is_matrix, read_tensor, without_batch
 from server.media.video_decoding import decode_video
 
 LOW_DETAIL = 512
@@ -96,7 +96,7 @@ def _read_grid(grid: str) -> tuple[int, ...]:
 def encoded(rows: np.ndarray | None, sides: tuple[int, ...], width: int, processor: Processor) -> Prepared:
     """The item that float32 embeddings [N, width] become. `sides`: its grid, or nothing. Raises
     MediaError."""
-    rows = rows[0] if rows is not None and rows.ndim == 3 and len(rows) == 1 else rows
+    rows = None if rows is None else without_batch(rows)
     if not processor.placeholder:
         raise MediaError("This model compares pictures with texts: send pictures, not image_embeds.")
     if rows is None or rows.dtype != np.float32 or not is_matrix(rows, width):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from server.errors import BadRequest
 from server.media.prompt import ROWS_ID, Placed, Rows, cut_prompt
-from server.media.tensor_files import is_matrix, read_matrix
+from server.media.tensor_files import is_matrix, read_matrix, without_batch
 from server.model_facts import Facts
 
 _ROWS = 256
@@ -48,6 +48,7 @@ def read_rows(file: str, facts: Facts) -> np.ndarray:
 
 def check_rows(rows: np.ndarray | None, width: int) -> np.ndarray:
     """The embeddings, if they are finite and have this width. Raises BadRequest."""
+    rows = None if rows is None else without_batch(rows)
     if rows is None or not is_matrix(rows, width):
         shape = "" if rows is None else f", and these have the shape {list(rows.shape)}"
         raise BadRequest(

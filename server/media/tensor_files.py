@@ -46,8 +46,9 @@ shape and strides, whether it has a gradient, and its hooks, which are none."""
 
 
 def read_matrix(file: bytes) -> np.ndarray:
-    """The values [rows, columns] of a file's only tensor, as float32. Raises what `read_tensor` does."""
-    found = read_tensor(file)
+    """The values [rows, columns] of a file's only tensor, or of a batch of one, as float32. Raises what
+    `read_tensor` does."""
+    found = without_batch(read_tensor(file))
     if found.ndim != 2 or found.dtype != np.float32:
         raise ValueError("the tensor is not a matrix of floats")
     return found
@@ -59,6 +60,11 @@ def read_tensor(file: bytes) -> np.ndarray:
     if file.startswith(b"PK\3\4"):
         return _read_torch(file)
     return _read_numpy(file) if file.startswith(np.lib.format.MAGIC_PREFIX) else _read_safetensors(file)
+
+
+def without_batch(values: np.ndarray) -> np.ndarray:
+    """The only one of a batch of matrices; other values as they are."""
+    return values[0] if values.ndim == 3 and len(values) == 1 else values
 
 
 def is_matrix(rows: np.ndarray | None, width: int) -> bool:

@@ -126,7 +126,7 @@ def test_tensors_may_have_been_in_any_memory() -> None:
         saved(ROWS.long()),
         saved(ROWS.double()),
         saved(ROWS[0]),
-        saved(ROWS[None]),
+        saved(torch.stack([ROWS, ROWS])),
         saved(ROWS.T),
         saved(ROWS[:, :3]),
         saved(ROWS.to_sparse()),

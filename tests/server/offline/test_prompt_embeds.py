@@ -86,7 +86,7 @@ def test_embeddings_that_differ_share_no_prefix(llm: LLM, table: torch.Tensor) -
         [answer] = llm.generate({"prompt_embeds": rows}, GREEDY)
         assert not answer.num_cached_tokens
     right = answers(llm, [IDS[1][::-1]])
-    assert answers(llm, {"prompt_embeds": other}) == right
+    assert answers(llm, {"prompt_embeds": other}) == answers(llm, {"prompt_embeds": other[None]}) == right
 
 
 def test_penalties_see_no_tokens_of_a_prompt(llm: LLM, table: torch.Tensor) -> None:

@@ -65,6 +65,13 @@ async def test_the_engine_gets_the_values(client: httpx.AsyncClient, frontend: F
     assert chunks[-1]["usage"]["prompt_tokens"] == 9
 
 
+async def test_a_batch_of_one_is_a_prompt(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    await post(client, PATH, prompt_embeds=encoded(ROWS[None]), max_tokens=1)
+    assert np.array_equal(values(frontend), ROWS.numpy())
+    error = await refusal(client, PATH, prompt_embeds=encoded(ROWS.view(3, 3, 6)), max_tokens=1)
+    assert "one contiguous tensor [tokens, 6]" in error["message"]
+
+
 async def test_embeddings_come_before_texts(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     files = [FILE, encoded(ROWS[:4].half())]
     answer = await post(client, PATH, prompt_embeds=files, prompt=[[7, 8], [9]], n=2, max_tokens=1)
