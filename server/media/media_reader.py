@@ -162,7 +162,7 @@ class MediaReader:
         async def read(part: MediaPart) -> KeptItem:
             nonlocal taken
             if part.url is None:
-                return self._named(part.uuid or "", *names)
+                return self._named(part, *names)
             content = inline.take(part.url)
             if content is None and part.grid is not None:
                 content = MediaFile(part.url.encode(), is_base64=True)
@@ -203,8 +203,10 @@ class MediaReader:
         """The items as those need them who write the prompt."""
         return {part: laid(item, self._processor, self._tokenizer) for part, item in items.items()}
 
-    def _named(self, uuid: str, key: str, salt: str) -> KeptItem:
-        if (item := self.kept.named(uuid, key, salt)) is None:
+    def _named(self, part: MediaPart, key: str, salt: str) -> KeptItem:
+        uuid = part.uuid or ""
+        item = self.kept.named(uuid, key, salt)
+        if item is None or (item.prepared.kind == "video") != (part.kind == "video"):
             self.metrics.refuse("name")
             raise Unprocessable(f"No media item is kept under the uuid {uuid[:64]!r}: send its content too.")
         return item

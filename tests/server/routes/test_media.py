@@ -130,6 +130,8 @@ async def test_named_items_need_no_content_again(
     assert sent(frontend) == known
     error = await refusal(client, CHAT, status=422, messages=user(nothing))
     assert error["message"] == "No media item is kept under the uuid 'a': send its content too."
+    video = {"type": "video_url", "video_url": None, "uuid": "a"}
+    await refusal(client, CHAT, status=422, messages=user(video), cache_salt="s")
 
 
 async def test_usage_counts_the_tokens_of_items(frontend: FakeFrontend, reader: MediaReader) -> None:
