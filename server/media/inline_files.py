@@ -18,15 +18,16 @@ _STEP = SHORTEST // 2
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
 _PLACE = re.compile(
-    rb'("(url|image_url|video_url|image_embeds|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$'
+    rb'("(url|image_url|video_url|image_embeds|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,200}$'
 )
-"""What stands before a string that may be a file: the name of its field, or it is one of a list."""
+"""What stands before a string that may be a file: the name of its field, or it is one of a list, which
+writers of JSON for people indent by as much as they like."""
 _HOLDER = re.compile(rb'"(source|input_audio|(image|video|audio)_url)"\s{0,9}:\s{0,9}\{[^{}]*$')
 """What stands before a field `url` or `data` of a media part. Calls of tools have such fields, too."""
 _BEFORE_ROWS = re.compile(rb'"prompt_embeds"\s{0,9},\s{0,9}"data"\s{0,9}:\s{0,9}"$')
 _BEHIND_ROWS = re.compile(rb'"\s{0,9},\s{0,9}"type"\s{0,9}:\s{0,9}"prompt_embeds"')
 """What stands around a file of embeddings in place of tokens, which is read where the prompt is written."""
-_NEXT = re.compile(rb'"\s{0,9},\s{0,9}"')
+_NEXT = re.compile(rb'"\s{0,9},\s{0,200}"')
 """What stands between two strings of a list."""
 
 
@@ -79,7 +80,7 @@ def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) 
     says that there may be none."""
     if stop - start < SHORTEST or raw[stop - 1] == ord("\\"):
         return None
-    place = _PLACE.search(raw, max(0, start - 40), start - 1)
+    place = _PLACE.search(raw, max(0, start - 240), start - 1)
     head = _HEAD.match(raw, start, start + 256)
     of_rows = _BEFORE_ROWS.search(raw, max(0, start - 64), start) or _BEHIND_ROWS.match(raw, stop)
     if place is None or of_rows:

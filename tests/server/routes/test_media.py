@@ -346,7 +346,10 @@ def test_long_files_are_cut_out_of_bodies() -> None:
         *({"text": long}, {"url": short}, {"url": "x" * 9000}),
         *({"input": {"url": long}}, {"type": "redacted_thinking", "data": "QUJD" * SHORTEST}),
     ]
-    for raw in (json.dumps(parts), json.dumps(parts, indent=1), json.dumps(parts).replace("/", "\\/")):
+    for raw in (
+        *(json.dumps(parts), json.dumps(parts).replace("/", "\\/")),
+        *(json.dumps(parts, indent=width) for width in (1, 40)),  # PowerShell indents by as much
+    ):
         files = InlineFiles()
         left = json.loads(files.cut(raw.encode(), 1 << 20))
         assert left[0]["image_url"]["url"] == "inline:0" and left[1] == {"image_url": ["inline:1", short]}
@@ -355,5 +358,9 @@ def test_long_files_are_cut_out_of_bodies() -> None:
         taken = files.take("inline:1")
         assert taken is not None and json.loads(b'"%s"' % bytes(taken.data)) == long.partition(",")[2]
         assert files.take("inline:1") is None
+    ollama = {"messages": [{"role": "user", "images": ["QUJD" * SHORTEST] * 2}]}
+    for width in (None, 40):
+        left = json.loads(InlineFiles().cut(json.dumps(ollama, indent=width).encode(), 1 << 20))
+        assert left["messages"][0]["images"] == ["inline:0", "inline:1"]
     escaped = json.dumps({"text": json.dumps({"url": long})})
     assert InlineFiles().cut(escaped.encode(), 1 << 20) == escaped.encode()
