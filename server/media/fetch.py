@@ -40,6 +40,11 @@ async def look_up(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+def host_name(host: str) -> str:
+    """A host's name as it is looked up: in lower case, and in ASCII. Raises ValueError if it is none."""
+    return host.lower().encode("idna").decode("ascii")
+
+
 def is_public(address: str) -> bool:
     """Whether anybody on the internet can reach an address."""
     ip = ip_address(address)
@@ -136,7 +141,7 @@ class _Place(NamedTuple):
 def _split(url: str) -> _Place:
     with suppress(ValueError):
         parts = urlsplit(url)
-        host = (parts.hostname or "").encode("idna").decode("ascii")
+        host = host_name(parts.hostname or "")
         if parts.scheme in ("http", "https") and _HOST.fullmatch(host) and parts.username is None:
             target = quote(parts.path or "/", _UNESCAPED)
             target += f"?{quote(parts.query, _UNESCAPED)}" if parts.query else ""

@@ -16,7 +16,7 @@ from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import ApiError, BadRequest, Unprocessable
 from server.helpers.job_queue import Helpers
-from server.media.fetch import Fetcher
+from server.media.fetch import Fetcher, host_name
 from server.media.inline_files import InlineFiles
 from server.media.media_cache import KeptItem, MediaCache
 from server.media.media_parts import MediaFile, MediaPart
@@ -136,7 +136,7 @@ class MediaReader:
             waiting_bytes=max(MEDIA.waiting_bytes, _WAITING * self.most_bytes),
         )
         self._preparer = Preparer(helpers, files, self.kept, limits, job)
-        domains = frozenset(options.allowed_media_domains) or None
+        domains = frozenset(map(host_name, options.allowed_media_domains)) or None
         folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None
         self._sources = Sources(Fetcher(domains, self.most_bytes, seconds), folder, self.most_bytes)
 

@@ -12,7 +12,7 @@ from certificates import make_certificate
 
 from server.errors import ApiError
 from server.media import fetch
-from server.media.fetch import Fetcher, is_public
+from server.media.fetch import Fetcher, host_name, is_public
 
 HERE = frozenset({"here.example"})
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -124,6 +124,10 @@ async def test_a_redirect_to_what_is_not_public_is_refused(monkeypatch: pytest.M
         url = f"http://here.example:{site.port}/"
         await refused(Fetcher(None, 9, 5.0, resolve=names).fetch(url), 400, "has no public address")
         assert (len(site.asked), names.asked) == (1, ["here.example", "localhost"])
+
+
+def test_names_of_hosts_are_those_that_are_looked_up() -> None:
+    assert host_name("B\u00fccher.Example") == "xn--bcher-kva.example"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254"])

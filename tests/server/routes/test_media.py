@@ -288,6 +288,14 @@ async def test_items_that_cannot_be_read(client: httpx.AsyncClient, reader: Medi
     await post(client, CHAT, messages=CONVERSATION)
 
 
+async def test_hosts_may_be_named_in_any_case(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    part = {"type": "image_url", "image_url": "http://LOCALHOST:1/a.png"}
+    async with seeing(frontend, allowed_media_domains=["LocalHost"]):
+        assert "is not reached" in (await refusal(client, CHAT, status=422, messages=user(part)))["message"]
+    async with seeing(frontend, allowed_media_domains=["example.com"]):
+        assert "--allowed-media-domains" in (await refusal(client, CHAT, messages=user(part)))["message"]
+
+
 @pytest.mark.parametrize("elsewhere", [True, False])
 async def test_nothing_is_fetched_for_a_client_that_has_left(
     app: ASGIApp, reader: MediaReader, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
