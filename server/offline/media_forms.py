@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -97,8 +98,10 @@ def as_part(kind: Kind, given: Any, files: InlineFiles) -> dict[str, Any]:
     match given:
         case str() if given.startswith(("data:", "http:", "https:")):
             return {"type": field, field: given}
+        case str() if given.startswith("file://"):
+            file = Path(unquote(given.removeprefix("file://"))).read_bytes()
         case str() | Path():
-            file = Path(str(given).removeprefix("file://")).read_bytes()
+            file = Path(given).read_bytes()
         case bytes() | bytearray():
             file = bytes(given)
         case Mapping() if kind == "image":

@@ -57,7 +57,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hearing]:
 
 def test_prompts_and_conversations_have_sounds_in_every_form(hearing: Hearing, tmp_path: Path) -> None:
     file = written(ONE)
-    path = tmp_path / "one.wav"
+    path = tmp_path / "one sound.wav"
     path.write_bytes(file)
     text = f"user: hear {PLACE} "
     forms = [ONE, torch.from_numpy(ONE), (ONE, 16_000), path, str(path), file, [ONE]]
@@ -67,6 +67,7 @@ def test_prompts_and_conversations_have_sounds_in_every_form(hearing: Hearing, t
         {"type": "input_audio", "input_audio": {"data": base64_file, "format": "wav"}},
         {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{base64_file}"}},
         {"type": "audio_url", "audio_url": {"url": f"file://{path}"}},
+        {"type": "audio_url", "audio_url": {"url": path.as_uri()}},
         {"type": "audio", "audio": ONE},
     ]
     talks = [[{"role": "user", "content": [{"type": "text", "text": "hear "}, part]}] for part in parts]
