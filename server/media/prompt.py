@@ -110,6 +110,14 @@ class MediaNeeded(Exception):
         self.settings, self.io, self.of_tools = dict(settings), dict(io), list(of_tools)
 
 
+def joined(needed: Sequence[MediaNeeded]) -> MediaNeeded:
+    """What several prompts of a request need."""
+    parts = [part for each in needed for part in each.parts]
+    of_others = {part for each in needed for part in each.parts if part not in each.of_tools}
+    of_tools = [part for part in parts if part not in of_others]
+    return MediaNeeded(parts, needed[0].salt, needed[0].settings, needed[0].io, of_tools)
+
+
 class Written(msgspec.Struct, frozen=True, dict=True):
     """The text of a prompt as a chat template has written it."""
 

@@ -14,6 +14,7 @@ from server.media.media_parts import MediaPart
 from server.media.prompt import (
     UNREAD,
     LaidMedia,
+    MediaNeeded,
     Placed,
     Rows,
     Written,
@@ -21,6 +22,7 @@ from server.media.prompt import (
     cut_prompt,
     encode_marked,
     encode_written,
+    joined,
     quoted_words,
     with_row_files,
 )
@@ -208,7 +210,15 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
 
 
 def read_batch(body: BatchChatRequest, context: ReadingContext) -> list[Conversation]:
-    return [read_chat(body.model_copy(update={"messages": each}), context) for each in body.conversations]
+    found, needed = list[Conversation](), list[MediaNeeded]()
+    for each in body.conversations:
+        try:
+            found.append(read_chat(body.model_copy(update={"messages": each}), context))
+        except MediaNeeded as media:
+            needed.append(media)
+    if needed:
+        raise joined(needed)
+    return found
 
 
 def read_raw(text: str, body: ChatRequest, context: ReadingContext) -> Conversation:

@@ -48,13 +48,13 @@ def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}
 
 
-def items(frontend: FakeFrontend) -> tuple[Media, ...]:
-    return frontend.asked[-1][2].get("media", ())  # pyright: ignore[reportReturnType]
+def items(frontend: FakeFrontend, asked: int = -1) -> tuple[Media, ...]:
+    return frontend.asked[asked][2].get("media", ())  # pyright: ignore[reportReturnType]
 
 
-def sent(frontend: FakeFrontend) -> tuple[list[int], list[tuple[bytes, int]]]:
-    """The tokens of the last prompt, and the hashes and places of its items."""
-    return frontend.asked[-1][0], [(item.hash, item.at) for item in items(frontend)]
+def sent(frontend: FakeFrontend, asked: int = -1) -> tuple[list[int], list[tuple[bytes, int]]]:
+    """The tokens of a prompt, the last one, and the hashes and places of its items."""
+    return frontend.asked[asked][0], [(item.hash, item.at) for item in items(frontend, asked)]
 
 
 SEEN = [*b"<user>see ", PAD + 1, *[PAD] * 4, PAD + 2, *b" it|"]
@@ -118,6 +118,17 @@ async def test_other_apis_have_pictures_too(
     assert (await post(client, "/tokenize", messages=user(image(file), text("?"))))["tokens"] == tokens
     counted = await post(client, "/v1/responses/input_tokens", model="tiny", input=user(*parts))
     assert counted["input_tokens"] == len(tokens)
+
+
+async def test_conversations_of_a_batch_have_pictures_of_their_own(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    talks = [user(image()), user(text("none")), user(image(SMALL), image())]
+    for talk in talks:
+        await post(client, CHAT, messages=talk)
+    alone = [sent(frontend, place) for place in range(-3, 0)]
+    await post(client, f"{CHAT}/batch", messages=talks)
+    assert [sent(frontend, place) for place in range(-3, 0)] == alone
 
 
 async def test_named_items_need_no_content_again(
