@@ -246,7 +246,7 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
         return write_answered(body, body.messages, context, body.style)
     messages, notes = fit_tool_media(body.messages, context.facts.media, context.unread)
     if calls:
-        context.need_media([messages], body)  # while roles tell what is of tools
+        context.need_media([take_row_files(messages)[0]], body)  # while roles tell what is of tools
         messages = as_texts(messages, marked=True)
     if allowed := [tool for tool in tools if choice.allows(tool.function.name)]:
         several, must = body.several_calls, choice.mode == "required"

@@ -137,6 +137,20 @@ async def test_chats_have_them_among_texts(client: httpx.AsyncClient, frontend: 
     assert counted["count"] == len("<user>one\n\n<assistant>") + 9
 
 
+async def test_chats_have_them_behind_calls_that_are_written_as_text(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "a"},
+    ]
+    short = {**PART, "data": encoded(ROWS[:1])}
+    await post(client, CHAT, messages=[*history, *said(short)["messages"]], max_tokens=1)
+    prompt, [place] = pieces(frontend)
+    assert prompt[place:] == [0, *"\n<assistant>"]
+
+
 @pytest.mark.parametrize(
     ("side", "kept"), [("left", [7, 8, *"\n<assistant>"]), ("right", [*"<user>a\n", *range(6)])]
 )
