@@ -76,4 +76,5 @@ def _size(item: KeptItem) -> int:
 
 
 def _digest(*parts: str) -> bytes:
-    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=32).digest()
+    data = msgspec.msgpack.encode([part.encode("utf-8", "surrogatepass") for part in parts])
+    return hashlib.blake2b(data, digest_size=32).digest()

@@ -111,7 +111,8 @@ def _read_embeds(part: Mapping[str, Any]) -> dict[str, str]:
     file, grid = inside.get(_EMBEDS), inside.get(_GRID) or ""
     if isinstance(grid, list) and len(cast("list[object]", grid)) == 3:
         grid = ",".join(map(str, cast("list[object]", grid)))
-    strings = isinstance(file, str | None) and isinstance(uuid, str | None) and isinstance(grid, str)
+    strings = isinstance(file, str | None) and isinstance(uuid, str | None)
+    strings = strings and isinstance(grid, str) and grid.isascii()
     if not strings or file is uuid is None or inside.keys() - {_EMBEDS, _GRID}:
         raise BadRequest(
             f"A content part of type '{_EMBEDS}' needs a file in base64 in `{_EMBEDS}`, an object with that "

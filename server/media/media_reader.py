@@ -165,7 +165,7 @@ class MediaReader:
                 return self._named(part, *names)
             content = inline.take(part.url)
             if content is None and part.grid is not None:
-                content = MediaFile(part.url.encode(), is_base64=True)
+                content = MediaFile(part.url.encode("utf-8", "replace"), is_base64=True)
             content = content or await self.read(part.url)
             self._check_bytes(size := taken + len(content.data))
             taken = size

@@ -145,6 +145,21 @@ async def test_named_items_need_no_content_again(
     await refusal(client, CHAT, status=422, messages=user(video), cache_salt="s")
 
 
+@pytest.mark.usefixtures("takes_embeds")
+async def test_half_a_surrogate_pair_is_a_name_and_no_base64(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    async def answered(part: Any) -> httpx.Response:
+        body = json.dumps({"messages": user(part)}).encode()  # which httpx itself would not encode
+        return await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+
+    for part in (image(uuid="\ud800"), {"type": "image_url", "image_url": None, "uuid": "\ud800"}):
+        assert (await answered(part)).status_code == 200 and items(frontend)
+    for given in ("\ud800", {"image_embeds": "QUJD", "image_grid_thw": "\ud800"}):
+        error = await answered({"type": "image_embeds", "image_embeds": given})
+        assert error.status_code == 400 and "image_embeds" in error.text
+
+
 async def test_usage_counts_the_tokens_of_items(frontend: FakeFrontend, reader: MediaReader) -> None:
     frontend.cached = 5
     async with make_client(make_app(frontend, enable_prompt_tokens_details=True)) as client:
