@@ -83,6 +83,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_ANTHROPIC_CODES = {"thread": "thread_unsupported_request"}
+"""Codes of refused fields: by them Anthropic's clients know to send all messages, without the field."""
 
 
 class ApiError(Exception):
@@ -263,7 +265,7 @@ def error_body(error: ApiError, path: str, dialect: str = "") -> dict[str, objec
         case "openai":
             return error.body()
         case "anthropic":
-            return anthropic_error(error.status, error.message)
+            return anthropic_error(error.status, error.message, _ANTHROPIC_CODES.get(error.param or ""))
         case "ollama":
             return {"error": error.sentence}
         case "system_one":
@@ -302,10 +304,11 @@ def system_one_error(error: ApiError) -> dict[str, object]:
     return {"detail": [{"loc": ["body", *place], "msg": error.message, "type": "value_error"}]}
 
 
-def anthropic_error(status: int, message: str) -> dict[str, object]:
+def anthropic_error(status: int, message: str, code: str | None = None) -> dict[str, object]:
     """An error as Anthropic's API says it. Whatever cannot be answered now is overloaded."""
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    details = {"details": {"error_code": code}} if code else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 class Status(msgspec.Struct, frozen=True):

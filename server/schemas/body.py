@@ -123,6 +123,7 @@ REASONS: Mapping[str, str] = {
     "function_call": "has been replaced by `tool_choice`",
     "moderation": "asks for a check that this server does not have",
     "audio": "asks for sound, and this server has none",
+    "thread": "asks for the conversation to be kept, and messages are not kept here: send all of them",
     "web_search_options": "asks for a search, and this server has none",
 }
 """What is said of fields that no later version will support either."""

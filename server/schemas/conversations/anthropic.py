@@ -77,7 +77,7 @@ class ToolChoice(Body):
 class MessagesInput(Body):
     """A conversation in Anthropic's form. Its headers are not read, but for the key in `x-api-key`."""
 
-    unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],)}
+    unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],), "thread": ()}
     meaningless = frozenset(
         {
             "anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management",

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 from fake_api import leave, make_app
 from fake_frontend import FakeFrontend
@@ -22,3 +23,15 @@ async def test_a_silent_stream_is_kept_alive_by_pings(
     begin, *silence = await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=3), 60)
     assert b"message_start" in begin
     assert all(piece.endswith(b'event: ping\ndata: {"type":"ping"}\n\n') for piece in silence)
+
+
+async def test_a_thread_is_refused_by_the_code_that_makes_clients_send_all_messages(
+    client: httpx.AsyncClient,
+) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        response = await client.post(PATH, json={**BODY, "thread": thread})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+        assert "send all of them" in error["message"]
+    assert (await client.post(PATH, json={**BODY, "thread": None})).status_code == 200
