@@ -43,8 +43,8 @@ class InputReader:
                 self.transcript.answer(id, item.get("output"))
             case "item_reference":
                 raise BadRequest(
-                    f"{where}: an item_reference is not looked up. Send the item itself, or continue what is "
-                    "kept by `previous_response_id` or `conversation`.",
+                    f"{where}: an item_reference is not looked up. Send the item itself, as clients do with "
+                    "`store: false`, or continue what is kept by `previous_response_id` or `conversation`.",
                     where,
                 )
             case kind if item.get("role") in (None, "assistant") and (
