@@ -40,6 +40,7 @@ from server.schemas.cohere_embed import (
 from server.schemas.score_and_rerank import (
     ClassifyRequest,
     RankedParts,
+    Ranking,
     RerankRequest,
     Score,
     ScoreRequest,
@@ -338,4 +339,7 @@ async def rerank(
     head, found = answer.head, answer.scores
     best = [(index, found[index]) for index in best_first(found)]
     parts = RankedParts(head.id, head.model, head.created, answer.usage, best, answer.texts.repeated)
-    return Response(encode(body.write(parts)), media_type=JSON)
+    ranking = body.write(parts)
+    if isinstance(ranking, Ranking) and request.url.path.endswith("/v2/rerank"):  # clients of Cohere's alone
+        ranking.meta = Meta(ApiVersion(), BilledUnits(input_tokens=answer.usage.prompt_tokens))
+    return Response(encode(ranking), media_type=JSON)

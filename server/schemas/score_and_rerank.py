@@ -19,6 +19,7 @@ from server.requests.labels.entities import MOST_LABELS, Entity, EntityOptions
 from server.requests.pooling import NO_TRUNCATION, PoolingParams, Source, Truncation
 from server.requests.scoring import Pairs, ScoreOptions, Side
 from server.schemas.body import FIRST_ERROR, Flag, Text, check_text, optional
+from server.schemas.cohere_embed import Meta
 from server.schemas.messages import Message, read_content_part
 from server.schemas.pooling_bodies import UNSUPPORTED, PoolingBody, TextBody
 from server.schemas.sampling_fields import RequestBody, Usage
@@ -285,6 +286,7 @@ class Ranking(msgspec.Struct, kw_only=True):
     model: str
     usage: Usage
     results: list[Ranked]
+    meta: Meta | UnsetType = UNSET
 
 
 def best_first(scores: list[float]) -> list[int]:
