@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 
@@ -183,7 +183,7 @@ class _Encoder(TokenizerWrapper):
     """A tokenizer as llguidance calls it: gives its tokens, and encodes a text.
 
     Where a grammar leaves no choice of bytes, llguidance lets through only the tokens that the model's own
-    tokenizer makes of them.
+    tokenizer makes of them. These must spell the text and nothing else, or the grammar allows nothing.
     """
 
     def __init__(
@@ -195,16 +195,29 @@ class _Encoder(TokenizerWrapper):
         self.eos_token_id = end
         self.bos_token_id = None
         self._tokenizer = tokenizer
-        self._own: dict[bytes, int] = {}
-        if tokenizer is None:
-            hidden = set(special)
-            self._own = {data: id for id, data in enumerate(tokens) if data and id not in hidden}
-            self._longest = max(map(len, self._own), default=0)
 
     def __call__(self, s: str) -> list[int]:
+        data = s.encode()
         if self._tokenizer is not None:
-            return self._tokenizer.encode(s, add_special_tokens=False).ids
-        return self._longest_first(s.encode())
+            for before in ("", "\n"):  # many tokenizers of SentencePiece begin a text with a space
+                ids = self._ids(before + s)[len(self._ids(before)) :]
+                if b"".join(self.tokens[id] for id in ids if id < len(self.tokens)) == data:
+                    return ids
+        return self._longest_first(data)
+
+    def _ids(self, text: str) -> list[int]:
+        assert self._tokenizer is not None
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _own(self) -> dict[bytes, int]:
+        """The tokens that are text, by their bytes."""
+        hidden = set(self.special_token_ids)
+        return {data: id for id, data in enumerate(self.tokens) if data and id not in hidden}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._own), default=0)
 
     def _longest_first(self, data: bytes) -> list[int]:
         """The text in the longest tokens from its beginning on, which any grammar can follow."""

@@ -1,11 +1,13 @@
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
 from real_schemas import real_schemas
 from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, matcher_of, walk
+from zoo import KINDS, ours
 
 from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.llguidance_matcher import GrammarMatcher, bound_of
@@ -229,3 +231,17 @@ def test_real_schemas_are_followed_within_the_limits() -> None:
         assert job.wait(60)
         assert walk(compiler.matcher(job.outcome(), grammar), size, random.Random(name), 24), name
     compiler.stop()
+
+
+def test_texts_without_a_choice_are_written_where_the_tokenizer_begins_a_text_with_a_space(
+    tmp_path: Path,
+) -> None:
+    raw, path = KINDS["sentencepiece"](), tmp_path / "tokenizer.json"
+    raw.save(str(path))
+    tokenizer = ours(raw)
+    assert tokenizer.eos_id is not None
+    tokenizer.path, size = str(path), tokenizer.largest_id + 1
+    spelling = tokenizer.spelling([tokenizer.eos_id])
+    for text in ("x: the quick fox", "fox\n é", '{"x":'):
+        one = matcher(Grammar("json", json.dumps({"const": text})), spelling, size)
+        assert json.loads(tokenizer.decode(walk(one, size, random.Random(1), 50))) == text
