@@ -43,6 +43,9 @@ SWITCHES = ("enable_thinking", "thinking", "reasoning")
 _PROBE = "facet asks whether this is written"
 """A text that no template writes by itself."""
 
+_END = "facet ends the last message here "
+"""A text that is put behind the message to be continued, as its own may stand once more in what follows."""
+
 _IMAGE = {"type": "image"}
 _MEDIA = {
     "image_url": _IMAGE,
@@ -202,8 +205,11 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _rendered(compiled, variables)
-        return _continued(text, compiled, variables, shaped) if continue_final_message else text
+        return (
+            _continued(compiled, variables, shaped)
+            if continue_final_message
+            else _rendered(compiled, variables)
+        )
 
     def variables(self, template: str | None = None, *, with_tools: bool = False) -> Set[str]:
         """The names of the variables that `render` would read with the same template."""
@@ -301,15 +307,7 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
             "another template.",
             "chat_template",
         ) from error
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BadRequest(
             f"The chat template failed on these messages ({type(error).__name__}). "
             "Check roles and contents, or give another template with --chat-template.",
@@ -347,25 +345,26 @@ def _read_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _continued(
-    text: str, compiled: Compiled, variables: Mapping[str, object], messages: list[dict[str, Any]]
-) -> str:
-    """Cuts the text where the last message ends, so that the model continues it.
+def _continued(compiled: Compiled, variables: Mapping[str, object], messages: list[dict[str, Any]]) -> str:
+    """Renders the text up to the end of the last message, so that the model continues it.
 
     Where a template writes no answers (as Qwen3-ASR's), the message stands behind what begins one.
     """
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list):
-        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
-    final = content.strip() if isinstance(content, str) else ""
-    at = text.rfind(final) if final else -1
-    if at >= 0:
-        unstripped = str(content).lstrip()
-        return text[:at] + (unstripped if text.startswith(unstripped, at) else final)
-    if final and len(messages) > 1 and messages[-1].get("role") == "assistant":
-        before = {**variables, "messages": messages[:-1]}
-        if _rendered(compiled, before) == text:
-            return _rendered(compiled, {**before, "add_generation_prompt": True}) + str(content)
+    *others, last = copy.deepcopy(messages) or [{}]
+    holder, key = last, "content"
+    if isinstance(parts := last.get("content"), list):
+        holder, key = next((part for part in reversed(parts) if part.get("type") == "text"), {}), "text"
+    content = str(holder.get(key) or "")
+    if final := content.strip():
+        holder[key] = content + _END
+        marked = _rendered(compiled, {**variables, "messages": [*others, last]})
+        text, _, behind = marked.rpartition(_END[:-1])
+        text = text if behind.startswith(" ") else text.rstrip()  # the template trims messages
+        if text.rstrip().endswith(final):
+            return text
+        before = {**variables, "messages": others}
+        if others and last.get("role") == "assistant" and _rendered(compiled, before) == marked:
+            return _rendered(compiled, {**before, "add_generation_prompt": True}) + content
     raise BadRequest(
         "continue_final_message is set, but the final message does not appear in the chat after the chat "
         "template was applied. The template may change or drop it, or the message may be empty.",

@@ -107,6 +107,9 @@ def test_the_final_message_is_continued() -> None:
     assert render(trimming, messages, continue_final_message=True) == "hi<end>Sure,"
     parts = [USER, {"role": "assistant", "content": PARTS}]
     assert render(CHATML, parts, continue_final_message=True).endswith("<|assistant|>one\ntwo")
+    for begun in ("<", "end"):  # which the mark of its end has too
+        messages = [USER, {"role": "assistant", "content": begun}]
+        assert render(CHATML, messages, continue_final_message=True).endswith(f"<|assistant|>{begun}")
 
 
 def test_an_answer_that_the_template_does_not_write_stands_behind_what_begins_one() -> None:
