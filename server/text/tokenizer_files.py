@@ -197,14 +197,16 @@ def template_text(given: str) -> str:
 
 def _named_tokens(config: dict[str, object]) -> dict[str, str]:
     """Named tokens such as bos_token; each is text, or an object with its text as `content`."""
-    named: dict[str, str] = {}
     others = config.get("additional_special_tokens") or config.get("extra_special_tokens")
-    listed = [("additional", each) for each in others] if isinstance(others, list) else []
-    for key, value in [*config.items(), *listed]:
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str) and (key.endswith("_token") or key == "additional"):
-            named[key if key.endswith("_token") else f"additional {text}"] = text
-    return named
+    listed = [(f"additional {_content(each)}", each) for each in others] if isinstance(others, list) else []
+    for field in ("extra_special_tokens", "model_specific_special_tokens"):  # a model's own, by name
+        listed += own.items() if isinstance(own := config.get(field), dict) else ()
+    listed += [(key, value) for key, value in config.items() if key.endswith("_token")]
+    return {key: text for key, value in listed if isinstance(text := _content(value), str)}
+
+
+def _content(token: object) -> object:
+    return token.get("content") if isinstance(token, dict) else token
 
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]

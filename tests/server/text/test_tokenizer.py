@@ -61,6 +61,13 @@ def test_tokens_named_special_are_special(tmp_path: Path) -> None:
     assert tokenizer.eos_id == tokenizer.token_id("</s>")
 
 
+def test_templates_read_the_tokens_that_only_this_model_has_by_their_names(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ image_token }}{{ messages[0].content }}"
+    extra = {"image_token": "<plain>", "other": {"content": "</s>"}}
+    tokenizer = load(write(tmp_path, bos_token="<s>", extra_special_tokens=extra, chat_template=template))
+    assert tokenizer.chat.render([{"role": "user", "content": "hi"}]) == "<s><plain>hi"
+
+
 def test_tokens_that_the_files_beside_tokenizer_json_describe(tmp_path: Path) -> None:
     size = load(write(tmp_path)).vocab_size
     new = {"content": "<tool>", "normalized": False}
