@@ -156,6 +156,8 @@ def _templates_of(folder: Path, config: dict[str, object]) -> dict[str, str]:
     match config.get("chat_template"):
         case str() as source:
             found["default"] = source
+        case dict() as named:
+            found.update({str(name): str(source) for name, source in named.items()})
         case list() as named:
             found.update({str(entry["name"]): str(entry["template"]) for entry in named})
         case _:

@@ -171,10 +171,11 @@ def test_a_broken_template_stops_the_start_only_if_the_operator_gave_it(tmp_path
 
 
 def test_named_templates(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
-    chat = load(write(tmp_path, chat_template=named)).chat
-    assert chat.render(MESSAGES) == "plain"
-    assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
+    listed = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    for named in (listed, {"default": "plain", "tool_use": "tools"}):
+        chat = load(write(tmp_path, chat_template=named)).chat
+        assert chat.render(MESSAGES) == "plain"
+        assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
 
 
 @pytest.mark.slow
