@@ -117,7 +117,8 @@ class _ChoiceWriter:
             self._prompt_logprobs = delta.prompt_logprobs
         if first and self._body.echo:
             written = self._prompt.text
-            text = (self._names.text_of(self._prompt.tokens) if written is None else written) + text
+            echoed = self._names.text_of(self._prompt.tokens) if written is None else written
+            text, self._width = echoed + text, self._names.begin(self._prompt.tokens, echoed)
             ids = [*self._prompt.tokens, *ids]
             entries = [None, *(delta.prompt_logprobs or ()), *entries]
         chunk = CompletionChunkChoice(index=self._index, text=text)

@@ -78,9 +78,14 @@ class TokenNames(msgspec.Struct, frozen=True):
         """The position of each token in the text, in characters, and the position after the last one."""
         offsets: list[int] = []
         for id in ids:
-            offsets.append(start)
+            offsets.append(max(0, start))
             start += self._width(id)
         return offsets, start
+
+    def begin(self, ids: Iterable[int], text: str) -> int:
+        """The position at which tokens begin that end where a text does: it lacks the space before its first
+        word, and special tokens of a prompt."""
+        return min(0, len(text) - sum(map(self._width, ids)))
 
     def _width(self, id: int) -> int:
         if self.hides_special and id in self.tokenizer.special_ids:

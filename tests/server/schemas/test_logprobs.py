@@ -4,6 +4,7 @@ import math
 
 import pytest
 from fake_frontend import BOS, EOS, byte_tokenizer
+from zoo import KINDS, ours
 
 from server.schemas.logprobs import (
     LOWEST,
@@ -98,3 +99,11 @@ def test_offsets_point_into_the_text(text: str) -> None:
 def test_hidden_tokens_take_no_room() -> None:
     assert names().offsets([BOS, A, EOS], 0) == ([0, 0, 1], 1)
     assert names(hides_special=False).offsets([BOS, A], 0) == ([0, 5], 6)
+
+
+@pytest.mark.parametrize("hides_special", [True, False])
+def test_offsets_of_an_echo_are_those_of_its_text(hides_special: bool) -> None:
+    tokenizer, text = ours(KINDS["sentencepiece"]()), "the quick fox"
+    ids = [tokenizer.token_id("<s>") or 0, *tokenizer.encode(text)]
+    echo = TokenNames(tokenizer, as_ids=False, hides_special=hides_special)
+    assert echo.offsets(ids, echo.begin(ids, text)) == ([0, 0, 3, 9], len(text))
