@@ -25,8 +25,8 @@ from server.text.tokenizer import NoTokenizer, Tokenizer
 
 CONVERSION_SECONDS = 300
 _SOURCES = (
-    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "source.spm",
-    "tokenizer_config.json", "tekken.json",
+    "tokenizer.model", "sentencepiece.bpe.model", "spm.model", "spiece.model", "source.spm", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer_config.json", "tekken.json",
 )  # fmt: skip
 
 _PALIGEMMA = """

@@ -178,6 +178,21 @@ def test_named_templates(tmp_path: Path) -> None:
         assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
 
 
+def test_a_file_of_sentencepiece_alone_is_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(folder: Path, target: Path, **_: bool) -> None:
+        target.mkdir(parents=True)
+        write(target)
+
+    monkeypatch.setattr("server.text.tokenizer_files._run_conversion", convert)
+    for name in ("tokenizer.model", "sentencepiece.bpe.model", "spm.model", "spiece.model"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_bytes(b"pieces")
+        assert TokenizerFiles(str(folder), str(tmp_path / "cache")).load().encode("the")
+
+
 @pytest.mark.slow
 def test_older_files_are_converted_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     raw = json.loads(zoo.byte_level().to_str())["model"]
