@@ -44,20 +44,32 @@ _CHAT = """{%- macro text(content) %}
 {{- bos_token }}
 {%- if tools %}{{ raise_exception("there is no chat template for tools: give one with --chat-template") }}
 {%- endif %}
+{%- set all = namespace(messages=[], asked=0) %}
 {%- for message in messages %}
+{%- set content = message.content %}
+{%- set parts = [{"type": "text", "text": content}] if content is string else content or [] %}
+{%- if message.role == "user" and all.messages and all.messages[-1].role == "user" %}
+{%- set parts = all.messages[-1].content + parts %}
+{%- set all.messages = all.messages[:-1] %}
+{%- endif %}
+{%- set all.messages = all.messages + [{"role": message.role, "content": parts}] %}
+{%- if message.role == "user" %}{% set all.asked = all.messages | length %}{% endif %}
+{%- endfor %}
+{%- for message in all.messages %}
 {%- set content = message.content %}
 {%- if message.role == "system" %}SYSTEM
 {%- elif message.role == "user" %}[INST]USER{{ text(content) }}[/INST]
-{%- elif message.role == "assistant" %}{{ text(content) }}{{ eos_token }}
+{%- elif message.role == "assistant" %}{{ text(content).rstrip(" ") }}{{ eos_token }}
 {%- else %}{{ raise_exception("roles are system, user and assistant; for others give --chat-template") }}
 {%- endif %}
 {%- endfor %}"""
-"""How conversations are written from version 7 on and before, with what differs as SYSTEM and USER."""
+"""How conversations are written from version 7 on and before, with what differs as SYSTEM and USER. Messages
+of a user that follow one another are one, and answers end without spaces, as in mistral-common."""
 _OWN_TOKENS = ("[SYSTEM_PROMPT]{{ text(content) }}[/SYSTEM_PROMPT]", "")
 _IN_LAST_MESSAGE = (
     "",
-    '{% if loop.last and messages[0].role == "system" %}{{ text(messages[0].content) }}{{ "\\n\\n" }}'
-    "{% endif %}",
+    '{% if loop.index == all.asked and messages[0].role == "system" %}{{ text(messages[0].content) }}'
+    '{{ "\\n\\n" }}{% endif %}',
 )
 
 

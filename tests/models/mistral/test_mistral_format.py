@@ -158,6 +158,25 @@ def test_conversations_are_written_with_control_tokens(version: str, written: st
     assert tokenizer.chat.render(TALK, add_generation_prompt=True) == written
 
 
+@pytest.mark.parametrize(
+    ("version", "written"),
+    [
+        (
+            "v7",
+            "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Yes</s>[INST]Why?\n\nNow![/INST]As",
+        ),
+        ("v3", "<s>[INST]Hi[/INST]Yes</s>[INST]Be brief.\n\nWhy?\n\nNow![/INST]As"),
+    ],
+)
+def test_messages_of_one_user_are_one_turn(version: str, written: str, tmp_path: Path) -> None:
+    write_tekken(tmp_path / "tekken.json", version=version)
+    said = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes "), ("user", "Why?")]
+    said += [("user", "Now!"), ("assistant", "As ")]
+    talk = [{"role": role, "content": content} for role, content in said]
+    tokenizer = TokenizerFiles(str(tmp_path), str(tmp_path)).load()
+    assert tokenizer.chat.render(talk, continue_final_message=True) == written
+
+
 BROKEN = {
     "pictures": ({"vision_encoder": {"hidden_size": 8}}, "'vision_encoder' is not read"),
     "a wrong type": ({"n_heads": "4"}, "n_heads"),
