@@ -18,7 +18,14 @@ from server.schemas.body import FIRST_ERROR, MEANINGLESS, UNSUPPORTED, Body, Bou
 from server.schemas.logprobs import ChatLogprobs, PromptLogprobs
 from server.schemas.messages import Messages, ToolChoice, read_tool_choice
 from server.schemas.repaired_history import HistoryOptions
-from server.schemas.sampling_fields import Budget, BudgetOptions, ChunkChoice, GenerationBody, Usage
+from server.schemas.sampling_fields import (
+    FILLS_CONTEXT,
+    Budget,
+    BudgetOptions,
+    ChunkChoice,
+    GenerationBody,
+    Usage,
+)
 from server.schemas.unknown_fields import note_name
 from server.schemas.vendor_bodies.foreign_fields import CHAT_FIELDS, GENERATION_NAMES
 from server.text.chat_template import SWITCHES, AnswerStyle, Effort, Verbosity
@@ -107,7 +114,7 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
     }
 
     messages: Messages
-    max_completion_tokens: int | None = optional("null fills the context.")
+    max_completion_tokens: int | None = optional("null and -1 fill the context.")
     max_tokens: int | None = optional("The older name of max_completion_tokens.")
     logprobs: Flag | None = False
     top_logprobs: int | None = None
@@ -164,7 +171,8 @@ class ChatRequest(GenerationBody, HistoryOptions, ReasoningOptions):
     @property
     def most_tokens(self) -> int | None:
         """The longest answer."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if asked == FILLS_CONTEXT else asked
 
     def to_sampling(self) -> SamplingParams:
         return self.sampling(

@@ -25,6 +25,7 @@ from server.schemas.body import (
 )
 from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs
 from server.schemas.sampling_fields import (
+    FILLS_CONTEXT,
     BudgetOptions,
     ChunkChoice,
     GenerationBody,
@@ -34,9 +35,6 @@ from server.schemas.sampling_fields import (
 from server.schemas.vendor_bodies.foreign_fields import GENERATION_FIELDS, GENERATION_NAMES, foreign_length
 
 Prompt = str | list[int]
-
-FILLS_CONTEXT = 1 << 62
-"""The max_tokens of an answer that fills the context; null is 16 here."""
 
 _SHAPES = "Input should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
@@ -74,7 +72,9 @@ class CompletionRequest(GenerationBody, BudgetOptions):
     suffix: Text | None = optional(
         "The text behind the place that the answer fills, of models whose vocabulary has tokens for that."
     )
-    max_tokens: int | None = Field(default=16, description="null is 16; 0 goes with echo only.")
+    max_tokens: int | None = Field(
+        default=16, description="null is 16, -1 fills the context; 0 goes with echo only."
+    )
     logprobs: int | None = optional("Most likely tokens to report beside the chosen one.")
     add_special_tokens: Flag | None = True
 

@@ -26,6 +26,9 @@ from server.schemas.body import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Text
 
 Budget = Annotated[int, Field(ge=-1)]
 
+FILLS_CONTEXT = -1
+"""The max_tokens of an answer that fills the context, as clients of llama.cpp and LM Studio send it."""
+
 
 class BudgetOptions(Body):
     """The fields for a budget of thinking."""

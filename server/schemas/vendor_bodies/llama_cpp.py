@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import BadRequest
 from server.schemas.body import MEANINGLESS, Body, Flag, ForeignField, Text, optional
-from server.schemas.completions import FILLS_CONTEXT, CompletionRequest, Prompts
+from server.schemas.completions import CompletionRequest, Prompts
+from server.schemas.sampling_fields import FILLS_CONTEXT
 from server.schemas.tei import EmbedRequest
 
 
@@ -41,7 +42,6 @@ class LlamaCompletion(PlainCompletion):
 
     max_tokens: int | None = Field(
         default=FILLS_CONTEXT,
-        json_schema_extra={"default": -1},
         description="-1 fills the context; 0 has the prompt cached.",
     )
 

@@ -33,3 +33,9 @@ def test_names_of_requests_and_adapters(kind: Any, base: dict[str, Any]) -> None
 def test_other_names_are_described() -> None:
     described = ChatRequest.model_json_schema()["properties"]
     assert {"n_predict", "repeat_penalty", "reasoning_format"} <= {*described}
+
+
+@pytest.mark.parametrize(("kind", "base"), [(ChatRequest, TALK), (CompletionRequest, {"prompt": "a"})])
+def test_a_length_of_minus_one_fills_the_context(kind: Any, base: dict[str, Any]) -> None:
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        assert read(kind, {**base, name: -1}).to_sampling().max_tokens is None
