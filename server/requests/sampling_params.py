@@ -320,6 +320,8 @@ def _check_entries(resolved: Sampling, answers: int, facts: Facts) -> None:
 def _check_arguments(arguments: dict[str, Any], facts: Facts) -> dict[str, Any]:
     """Refuses arguments for which there is no logits processor, or that are no short JSON."""
     if not facts.ready.worker.processes_logits:
+        if isinstance(arguments, dict) and [*arguments] == ["session_id"]:
+            return {}  # vLLM's hint for its cache, which is for no processor
         raise BadRequest(
             "vllm_xargs (extra_args in Python) are for logits processors, and this server has none: it was "
             "started without --logits-processors.",

@@ -238,6 +238,8 @@ class GenerationBody(RequestBody, StructuredBody):
     def check_generation(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.stream and self.prompt_logprobs == 0:  # taken by vLLM, whose stream has none either
+            self.prompt_logprobs = None
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
         if self.use_beam_search and self.stream:

@@ -16,6 +16,8 @@ _PURPOSES = {
 
 
 def _purpose(task: object) -> dict[str, object]:
+    if task == "embed":  # what vLLM's /pooling calls the work of this path
+        return {}
     if not isinstance(task, str):
         raise BadRequest("`task` is the purpose of the texts, such as 'retrieval.query'.", "task")
     return {"input_type": _PURPOSES.get(task, task), "task": task}
