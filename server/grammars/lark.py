@@ -16,6 +16,8 @@ WHITESPACE = r"[ \n\r\t]{0,20}"
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ANY = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|#[^\n]*|\.', re.DOTALL)
 """The dot of EBNF, or a literal, a class or a comment, in which a dot is none."""
+_OPERATOR = re.compile(r"([&~-])\1")
+"""Characters of a class that would combine two of them, in an expression."""
 _PRINTABLE_ASCII = 0x80
 _LARGEST = 0x10FFFF
 
@@ -125,14 +127,21 @@ def from_grammar(text: str, param: str) -> str:
     # Only in the process that checks grammars, where one that takes too long harms nobody.
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    # The library would have a dot be no line feed, but llama.cpp has it be any character.
-    text = _ANY.sub(lambda found: r"[^\x00]" if found[0] == "." else found[0], _ESCAPED.sub(_unescaped, text))
+    text = _ANY.sub(_for_library, _ESCAPED.sub(_unescaped, text))
     try:
         return gbnf_to_lark(text)
     except RecursionError:
         raise BadRequest("The grammar is nested too deep.", param) from None
     except Exception as error:  # the library raises plain Exception
         raise BadRequest(f"The grammar is not EBNF: {str(error)[:200]}", param) from None
+
+
+def _for_library(found: re.Match[str]) -> str:
+    """A part of EBNF, of which the library makes what llama.cpp understands by it."""
+    part = found[0]
+    if part == ".":  # which is any character, also a line feed
+        return r"[^\x00]"
+    return _OPERATOR.sub(lambda one: f"{one[1]}\\x{ord(one[1]):02x}", part) if part[0] == "[" else part
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -113,6 +113,9 @@ def test_grammars_in_ebnf_and_in_lark() -> None:
     check(built(grammar=ebnf), ["SELECT a,bc", "SELECT é\n"], ["SELECT", "SELECT A"])
     dots = 'root ::= "." [.] .*  # any.\n'
     check(built(grammar=dots), ["..", "..a\nb\u2028."], [".", ".a"])
+    for written in ("[a&&b~~]+", "[b~a-a&&]+"):  # characters, which combine classes in an expression
+        check(built(grammar=f"root ::= {written}"), ["a&b~"], ["-"])
+    check(built(grammar="root ::= [+--]+"), ["+,-"], ["."])
     lark = 'start: "SELECT " column ("," column)*\ncolumn: /[a-z]+/\n'
     check(built(grammar=lark), ["SELECT a,bc"], ["SELECT"])
 
