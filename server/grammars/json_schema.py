@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from server.errors import BadRequest
+from server.grammars.grammar_limits import REPEATING
 
 _PIECE = re.compile(r"\\P(?:\{[^}]*\}|.)|\\.|\[\^?\]?|\]|[^\\\[\]]+|\\", re.DOTALL)
 """A property that is negated, another escape, the beginning of a class, its end, or characters."""
@@ -221,6 +222,9 @@ def escapes_for(prepared: Mapping[str, Any]) -> dict[str, str]:
 
 def _make_exact(schema: Schema, param: str) -> None:
     """Write what llguidance would understand a little differently so that no answer is wrong."""
+    for name in REPEATING:
+        if isinstance(count := schema.get(name), float) and count.is_integer():  # as 2.0, which is one
+            schema[name] = int(count)
     schema.update(enforceable_bounds(schema, param))
     schema.update(bounds_left_out(schema))
     check_constants([schema.get("const"), schema.get("enum")], param)

@@ -268,6 +268,11 @@ def test_the_rest_of_such_a_schema_is_enforced() -> None:
     check(found, ['{"a": 3}'], ['{"a": "x"}', '{"b": 1}'])
 
 
+def test_counts_may_have_a_fraction_of_zero() -> None:
+    found = built(json={"items": {"type": "string", "maxLength": 2.0}, "minItems": 1.0}, strict=True)
+    check(found, ['["ab"]'], ["[]", '["abc"]'])
+
+
 def test_keywords_that_ask_for_nothing_are_not_named() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False, "minItems": 0}
     assert built(json=schema, strict=True).ignored == []
