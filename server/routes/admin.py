@@ -36,6 +36,9 @@ router = APIRouter(route_class=Endpoint, tags=["Health and administration"])
 DEEP_SECONDS = 10.0
 """Seconds in which a token is computed for a deep check."""
 
+_READY = {"state": "ready", "status": "ok"}
+"""What /health answers of a server that takes requests. llama.cpp's clients look for the second."""
+
 STARTED = time.monotonic()
 
 
@@ -71,12 +74,12 @@ async def health(request: Request) -> JSONResponse:
         case "ready":
             is_deep = path_of(request.scope) == "/health_generate"
             if not is_deep and request.query_params.get(DEEP, "0") in ("0", "false"):
-                return JSONResponse({"state": "ready"})
+                return JSONResponse(_READY)
             began = time.monotonic()
             try:
                 async with asyncio.timeout(DEEP_SECONDS):
                     await compute_token(request)
-                return JSONResponse({"state": "ready", "elapsed_s": round(time.monotonic() - began, 3)})
+                return JSONResponse({**_READY, "elapsed_s": round(time.monotonic() - began, 3)})
             except TimeoutError:
                 body = {"state": "slow", "reason": "too_slow", "elapsed_s": DEEP_SECONDS}
         case "loading":
