@@ -102,8 +102,9 @@ class TextOutput:
         self._due = 1
         self._include_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
-        self._eos = frozenset(eos_token_ids)
-        self._ends = self._eos.union(sampling.stop_token_ids or ())
+        self._eos = eos_token_ids[:1]
+        """The token that ends answers, which is no reason to stop that is told, as in vLLM."""
+        self._ends = frozenset(eos_token_ids).union(sampling.stop_token_ids or ())
         self._text = (
             tokenizer.text_state(prompt, sampling.skip_special_tokens, sampling.shown_as)
             if sampling.detokenize
@@ -194,7 +195,7 @@ class TextOutput:
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason, self._delta.timing = new.finish, new.timing
         self._delta.guesses = new.guesses
-        if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends - self._eos:
+        if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends.difference(self._eos):
             self._delta.stop_reason = new.tokens[-1]
 
 

@@ -43,6 +43,8 @@ def test_an_eos_token_is_hidden_and_is_no_reason() -> None:
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", None)
     assert delta.token_ids == [*b"hi", 0]
     assert len(delta.logprobs) == 3
+    second = pushed(out(SamplingParams(), eos=(0, 1)), say("hi", "stop", [1]))
+    assert (second.text, second.stop_reason) == ("hi", 1)  # the first alone is none, as in vLLM
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "hi"), (True, "hi!")])
