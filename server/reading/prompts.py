@@ -42,7 +42,16 @@ from server.requests.sampling_params import check_logprobs
 from server.schemas.body import check_text
 from server.schemas.chat import BatchChatRequest, ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
+from server.schemas.messages import (
+    MOST_NAMED,
+    ROLES,
+    UNENFORCED,
+    Message,
+    TemplateOptions,
+    Tool,
+    check_roles,
+    held_schema,
+)
 from server.schemas.sampling_fields import GenerationBody
 from server.text.chat_template import AnswerStyle, AskedFormat
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -379,9 +388,12 @@ def _rendered(
     """The text that the template writes, with marks in what users quote. `media` is that of the model if the
     text has to do with it."""
     chat, tools = context.tokenizer.chat, options.tools
+    others = [number for number, message in enumerate(messages) if message.role not in ROLES]
     asked: dict[str, object] = {}
-    if style is not None:
-        asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
+    if others or style is not None:
+        compiled = chat.compiled(options.chat_template, with_tools=tools is not None)
+        check_roles(messages, others, compiled.words)
+        asked = style.variables(compiled.variables) if style is not None else asked
     return chat.render(
         [message.for_template() for message in messages],
         add_generation_prompt=options.add_generation_prompt,

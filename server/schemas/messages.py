@@ -5,7 +5,7 @@ which tools may be called. A model calls a custom tool, whose input is free text
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
@@ -248,12 +248,27 @@ class ToolCall(BaseModel):
     _of_custom = model_validator(mode="before")(call_of)
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of messages for every model."""
+
+
+def check_roles(messages: Sequence[Message], others: Iterable[int], words: Collection[str]) -> None:
+    """Raises BadRequest if a message has a role that is none of the chat template's `words` either, as
+    ipython is of Llama's and control of Granite's. `others`: which messages have a role that is not in ROLES.
+    """
+    for number in others:
+        if (role := messages[number].role) not in words:
+            where = f"body.messages.{number}.role"
+            named = ", ".join(map(repr, ROLES[:-1]))
+            raise BadRequest(f"{where}: should be {named} or {ROLES[-1]!r}, got {role[:64]!r}", where)
+
+
 class Message(BaseModel):
     """One message. Fields beyond these are passed to the chat template, which may know them."""
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: str = Field(description="system, developer, user, assistant, tool, or one that the template names.")
     content: Content = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS), FIRST_ERROR] | None = None

@@ -94,7 +94,9 @@ class Compiled:
         self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
         """True if the template asks whether a content is a string: strings then need not be wrapped into
         parts."""
-        named = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
+        constants = (constant.value for constant in tree.find_all(nodes.Const))
+        self.words = named = frozenset(value for value in constants if isinstance(value, str))
+        """The texts with which it compares, roles among them."""
         self.writes_videos = "video" in named
         """True if the template has a place for parts that are videos."""
         self.writes_pairs = {"query", "document"} <= named
@@ -192,7 +194,7 @@ class ChatTemplate:
             for divider in filter(None, (self.divider, divider_of(frozenset(quoted)))):
                 said = tuple([each and divider.divide(each) for each in said])
             messages, tools, documents, kwargs = said
-        compiled = self._compile(template, with_tools=tools is not None)
+        compiled = self.compiled(template, with_tools=tools is not None)
         asked = content_format or self._format
         wanted = compiled.format if asked == "auto" else asked
         shaped = [_shaped(message, compiled, wanted, written or {}) for message in messages]
@@ -210,10 +212,6 @@ class ChatTemplate:
             if continue_final_message
             else _rendered(compiled, variables)
         )
-
-    def variables(self, template: str | None = None, *, with_tools: bool = False) -> Set[str]:
-        """The names of the variables that `render` would read with the same template."""
-        return self._compile(template, with_tools=with_tools).variables
 
     def begins(self, text: str) -> bool:
         """Whether a text has the token that stands at the beginning of prompts."""
@@ -239,12 +237,12 @@ class ChatTemplate:
         found: list[str] = []
         for name in self._templates:
             try:
-                self._compile(name, with_tools=False)
+                self.compiled(name, with_tools=False)
             except BadRequest as error:
                 found.append(error.message)
         return found
 
-    def _compile(self, template: str | None, *, with_tools: bool) -> Compiled:
+    def compiled(self, template: str | None, *, with_tools: bool) -> Compiled:
         """The template to use: one of the checkpoint's by name, the request's own, or the default."""
         name = self._choose(with_tools=with_tools) if template is None else template
         if name not in self._templates:

@@ -54,7 +54,7 @@ def with_images(text: Any, images: Sequence[Any]) -> Any:
 
 def _message(message: Mapping[str, Any], where: str, calls: OpenCalls) -> dict[str, Any]:
     role, content, images = message.get("role"), message.get("content") or "", message.get("images") or []
-    if role not in ROLES:
+    if not isinstance(role, str):
         raise BadRequest(f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", where)
     if role not in WRITTEN:
         text_of(content, f"{where}.content")

@@ -154,7 +154,7 @@ def test_fields_that_should_be_texts() -> None:
         {"role": "user", "content": [{"type": "smell"}]},
         {"role": "user", "content": None},
         {"role": "system", "content": 5},
-        {"role": "king", "content": "a"},
+        {"role": 5, "content": "a"},
     ],
 )
 def test_what_others_write_wrongly_is_refused(message: dict[str, Any]) -> None:
