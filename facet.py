@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,6 +169,8 @@ _warn_of_hidden(Path(sys.path[0] if sys.path else "").absolute())
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("facet-serve")
     if name not in __all__:
         raise AttributeError(f"facet has no {name!r}; it has {', '.join(__all__)}")
     from worker.host.garbage import without_looking_for_garbage

@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from http import HTTPStatus
 from typing import Literal, cast
 
@@ -112,6 +113,25 @@ class ApiError(Exception):
 class BadRequest(ApiError):
     status = 400
     type = "BadRequestError"
+
+
+@contextmanager
+def for_programs() -> Iterator[None]:
+    """Has a BadRequest of a program be a ValueError, too, as those of vLLM are. Those of HTTP cannot be:
+    pydantic takes each ValueError for one of its own."""
+    try:
+        yield
+    except BadRequest as error:
+        error.__class__ = _value_error(type(error))
+        raise
+
+
+@cache
+def _value_error(kind: type[BadRequest]) -> type[BadRequest]:
+    """The same class as one of ValueErrors."""
+    if issubclass(kind, ValueError):
+        return kind
+    return type(kind.__name__, (kind, ValueError), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 class Unauthorized(ApiError):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from engine_core.engine_children import EngineProcesses, start_engines
 from engine_core.protocol import PauseMode
-from server.errors import ApiError, Unavailable
+from server.errors import ApiError, Unavailable, for_programs
 from server.frontend.frontend import Frontend
 from server.metrics.stat_loggers import MakeStatLogger
 from server.offline.engine_connection import SHUT_DOWN, Connection
@@ -173,7 +173,8 @@ class AsyncLLM:
         """What `read` makes of a request, and whether that is still wanted: it may be aborted meanwhile."""
         self._unsent[id(asked)] = asked.name
         try:
-            found = await read(await self._ready(), [asked])
+            with for_programs():
+                found = await read(await self._ready(), [asked])
         finally:
             is_wanted = self._unsent.pop(id(asked), None) is not None
         return found, is_wanted

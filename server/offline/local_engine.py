@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from engine_core.client.client import EngineClient
 from engine_core.engine import Engine
 from engine_core.service.local_link import LocalLink
+from server.errors import for_programs
 from server.frontend.frontend import Frontend
 from server.offline.engine_connection import SHUT_DOWN, end_frontend, open_frontend
 from server.options.server_flags import ServerConfig
@@ -60,7 +61,8 @@ class LocalEngine:
         if not self._stop.alive:
             work.close()
         self._check_alive()
-        return self._runner.run(self._drive(work))
+        with for_programs():
+            return self._runner.run(self._drive(work))
 
     def learn_stats(self) -> None:
         """Has the frontend know what the engine tells of itself now."""

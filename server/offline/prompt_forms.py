@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar, cast, get_args
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from server.errors import BadRequest
+from server.errors import BadRequest, for_programs
 from server.media.inline_files import InlineFiles
 from server.offline.media_forms import Given, listed, read_media, with_files
 from server.requests.pooling import PoolingParams, Source
@@ -223,6 +223,7 @@ def for_each(
     return given
 
 
+@for_programs()
 def read_params(given: Sequence[Fields]) -> list[Fields]:
     """Parameters with values as HTTP requests have them: NumPy's numbers become Python's, and None the
     default where a field has no None. Raises BadRequest for other types, by which an engine would break."""
@@ -236,6 +237,7 @@ def _plain_params(given: Fields) -> Fields:
     optional = _optional(type(given))
     asked = {name: getattr(given, name) for name in given.__struct_fields__}
     values = {name: _plain(value) for name, value in asked.items() if value is not None or name in optional}
+    values |= {name: 1 for name in ("logprobs", "prompt_logprobs") if values.get(name) is True}  # as in vLLM
     try:
         return msgspec.convert(values, type(given), strict=False, from_attributes=True)
     except msgspec.ValidationError as error:

@@ -194,7 +194,7 @@ async def test_refused_requests(engine: AsyncLLM):
             await anext(engine.generate(prompt, params, **more))  # pyright: ignore
 
     await refused(BadRequest, "temperature", "a", SamplingParams(temperature=5))
-    await refused(BadRequest, "out-of-vocab", [10**7], SamplingParams())
+    await refused(ValueError, "out-of-vocab", [10**7], SamplingParams())
     await refused(BadRequest, "longer than|exceeds", [5] * 5000, SamplingParams())
     await refused(TypeError, "a prompt is a text", 5, SamplingParams())
     await refused(TypeError, "takes SamplingParams, not PoolingParams", "a", PoolingParams())

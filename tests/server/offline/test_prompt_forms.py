@@ -133,6 +133,7 @@ def test_parameters_have_the_types_that_requests_have() -> None:
     assert (one.stop_token_ids, one.ignore_eos, one.output_kind) == ([1], False, RequestOutputKind.DELTA)
     assert (one.structured_outputs, one.extra_args) == (given.structured_outputs, given.extra_args)
     assert read_params([SamplingParams(max_tokens=None)]) == [SamplingParams(max_tokens=None)]
+    assert read_params([SamplingParams(logprobs=True)]) == [SamplingParams(logprobs=1)]
     form = StructuredOutputsParams(regex=5)  # pyright: ignore[reportArgumentType]
     wrong: list[tuple[type[Any], dict[str, Any]]] = [
         (SamplingParams, {"seed": 1.5}),

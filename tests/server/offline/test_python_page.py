@@ -1,6 +1,7 @@
 """The examples of docs/python.md run, and print what their comments say."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,7 @@ def test_the_page_names_what_there_is():
         assert re.findall(r"`(\w+)`", row)[1:] == list(kind.__dataclass_fields__), name
     row = next(line for line in PAGE.splitlines() if line.startswith("| `metrics` |"))
     assert all(hasattr(facet.RequestMetrics, one) for one in re.findall(r"`(\w+)`", row)[1:])
+
+
+def test_the_version_is_that_of_the_package():
+    assert facet.__version__ == version("facet-serve")
