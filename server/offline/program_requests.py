@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
@@ -169,6 +170,12 @@ def _placed(prompt: Prompt, files: InlineFiles) -> PlacedText:
 # Prompts to answer.
 
 
+@cache
+def _warn_once(warning: str) -> None:
+    """Logs what may hold for many prompts alike."""
+    _log.warning("%s", warning)
+
+
 async def open_answers(
     frontend: Frontend, asked: Sequence[Asked], kind: RequestOutputKind | None = None
 ) -> list[Answers]:
@@ -248,7 +255,7 @@ async def _open(
         )
     )
     for warning in answer.warnings:
-        _log.warning("%s", warning)
+        _warn_once(warning)
     if beams is not None:
         params = msgspec.structs.replace(params, logprobs=beams.logprobs)
     shown = text if asked.shown is None else asked.shown
