@@ -211,7 +211,7 @@ class Chat:
 
     def _begin(self, system_prompt: str | None) -> None:
         """Forgets the conversation, and begins another with this system prompt."""
-        self._system_prompt = system_prompt
+        self._system_prompt, self._unsent = system_prompt, ""
         self._media: list[dict[str, Any]] = []
         self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
 

@@ -142,6 +142,8 @@ def test_fields_are_sent_with_every_request(conversation: Conversation) -> None:
     with pytest.raises(ServerError, match="max_tokens"):
         chat.say("two")
     assert chat.messages[-1]["content"] == "Hello"  # what was not answered can be sent again
+    assert chat.obey("/clear") and chat.obey("/again")
+    assert chat.messages == []  # until it is forgotten with the rest
     chat.obey("/set model other")
     assert "model cannot be set" in remarks.getvalue()
 
