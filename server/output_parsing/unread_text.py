@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from server.output_parsing.json_span import JsonSpan
 from server.text.characters import whole_characters
 
 SPACE = " \t\r\n"
@@ -22,11 +23,6 @@ MOST_SPACE = 512
 
 MAX_VALUE = 64 << 10
 """The most characters of a value that has to be complete before it can be passed on."""
-
-_STRING_OR_BRACKET = re.compile(r'["{}\[\]]')
-_ESCAPED = '"\\/bfnrtu'
-"""What may stand behind a backslash in a string of JSON."""
-_QUOTE_ESCAPE_OR_CONTROL = re.compile(r'["\\\x00-\x1f]')
 
 T = TypeVar("T")
 Parse = Generator[None, None, T]
@@ -203,63 +199,8 @@ class UnreadText:
             yield
 
 
-class JsonSpan:
-    """Follows one JSON object or array, which is never looked at twice. It does not check what is between."""
-
-    __slots__ = ("_depth", "_escaped", "_mended", "in_string")
-
-    def __init__(self) -> None:
-        self._mended: list[tuple[int, str]] = []
-        """The places of characters that no string may hold, in the piece that was looked at last, and what
-        stands for each."""
-        self._depth = 0
-        self.in_string = False
-        self._escaped = False
-
-    def end_in(self, text: str) -> int | None:
-        """The index behind the value's end, if it is in this next piece of text."""
-        at = 0
-        self._mended.clear()
-        if self._escaped and text:
-            self._mend_escaped(text[0], 0)
-            at, self._escaped = 1, False
-        while found := (_QUOTE_ESCAPE_OR_CONTROL if self.in_string else _STRING_OR_BRACKET).search(text, at):
-            at = found.end()
-            match found.group():
-                case '"':
-                    self.in_string = not self.in_string
-                case "\\":
-                    if at == len(text):
-                        self._escaped = True
-                    else:
-                        self._mend_escaped(text[at], at)
-                    at += 1
-                case "{" | "[":
-                    self._depth += 1
-                case "}" | "]":
-                    self._depth -= 1
-                    if self._depth <= 0:
-                        return at
-                case _:
-                    self._mended.append((found.start(), json.dumps(found.group())[1:-1]))
-        return None
-
-    def _mend_escaped(self, char: str, at: int) -> None:
-        r"""See to it that a character behind a backslash makes an escape: `\d` stands for `\\d`."""
-        if char not in _ESCAPED:
-            self._mended.append((at, "\\" + json.dumps(char, ensure_ascii=False)[1:-1]))
-
-    def mended(self, text: str) -> str:
-        """The piece that was looked at last, or its beginning, with escapes for what strings may not hold:
-        models write line ends as they are, and single backslashes."""
-        pieces, begin = list[str](), 0
-        for at, written in self._mended:
-            pieces += text[begin:at], written
-            begin = at + 1
-        return "".join([*pieces, text[begin:]])
-
-
-_STRING_ENDS = Literals(['"'])
+_STRING_ENDS = {quote: Literals([quote]) for quote in ('"', "'")}
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 
 def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[str]:
@@ -283,19 +224,24 @@ def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[str]:
 
 
 def read_string(unread: UnreadText) -> Parse[str | None]:
-    """Take a JSON string; None if none comes."""
-    if not (yield from unread.expect('"')):
+    """Take a JSON string, which may have Python's quotes; None if none comes."""
+    if not (quote := (yield from unread.expect(*_STRING_ENDS))):
         return None
     text = ""
-    while found := (yield from unread.read_until(_STRING_ENDS, MAX_VALUE)):
+    while found := (yield from unread.read_until(_STRING_ENDS[quote], MAX_VALUE)):
         text += found[0]
         backslashes = len(text) - len(text.rstrip("\\"))
         if backslashes % 2 == 0:
-            return _decoded(text)
-        text += '"'
+            return _decoded(text if quote == '"' else _ESCAPE_OR_QUOTE.sub(_in_json, text))
+        text += quote
         if len(text) > MAX_VALUE:
             return None
     return None
+
+
+def _in_json(found: re.Match[str]) -> str:
+    """An escape or a quote between single quotes, as it is written between double ones."""
+    return {"\\'": "'", '"': '\\"'}.get(found[0], found[0])
 
 
 def _decoded(text: str) -> str | None:

@@ -18,7 +18,8 @@ from server.output_parsing.formats.call_format import (
     ParsedCalls,
     ToolForm,
 )
-from server.output_parsing.unread_text import JsonSpan, Literals, Parse, pass_json, read_string
+from server.output_parsing.json_span import JsonSpan
+from server.output_parsing.unread_text import Literals, Parse, pass_json, read_string
 from server.text.detokenizer import is_mark
 
 _NAMES = ("name", "tool_name", "function")
@@ -129,7 +130,7 @@ class _Object:
             return (yield from self._read_arguments())
         if key in _ARGUMENTS and not self._argued:
             return (yield from self._read_arguments())
-        if (yield from self._unread.peek()) == '"':
+        if (yield from self._unread.peek()) in ('"', "'"):
             value = yield from read_string(self._unread)
             if key in _NAMES:
                 self._name = value
@@ -151,7 +152,7 @@ class _Object:
             case "{" | "[":
                 self._last = yield from pass_json(self._unread, emit)
                 return bool(self._last)
-            case '"':
+            case '"' | "'":
                 text = yield from read_string(self._unread)  # JSON within JSON
                 if text in ("", "null"):
                     self._calls.repair(_NO_ARGUMENTS)

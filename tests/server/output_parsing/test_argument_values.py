@@ -126,6 +126,16 @@ def test_backslashes_that_begin_no_escape_stand_for_themselves(seed: int) -> Non
     assert json.loads(arguments_of(written, seed)) == {"a": r"\d+\." + '"\\A', "b": "it\\'s \\\n"}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_json_may_be_spelled_as_in_python(seed: int) -> None:
+    value = {"a": ['it\'s "True"', None, False, True], "b": {"c\n'": "None"}}
+    for written in (repr(value), json.dumps(repr(value)), repr(json.dumps(value))):
+        assert json.loads(arguments_of(written, seed)) == value
+    whole = f"<tool_call>{ {'name': 'stop', 'arguments': value} }</tool_call>"
+    ((name, arguments),) = read(AnswerReader(HERMES, None, tools=TOOLS), whole, random.Random(seed)).calls
+    assert (name, json.loads(arguments)) == ("stop", value)
+
+
 @pytest.mark.parametrize("value", ["'a\n\"b\"'", '"a\n\\"b\\""'])
 def test_strings_of_python_and_of_json_between_tags_may_have_line_ends(value: str) -> None:
     tags = "<function=get_weather><parameter=flags>[%s]</parameter></function></tool_call>"
@@ -151,7 +161,7 @@ def test_half_a_character_within_quoted_arguments_can_be_sent() -> None:
     assert arguments_of(r'"{\"x\": \"half \ud83d\"}"', 0) == '{"x": "half \ufffd"}'
 
 
-@pytest.mark.parametrize("text", ["all", 'a "b" \n', '{"x": 1', "{'x': 1}"])
+@pytest.mark.parametrize("text", ["all", 'a "b" \n', '{"x": 1', "{'x': 1"])
 def test_quoted_arguments_that_are_no_json_are_a_string(text: str) -> None:
     call = json.dumps({"name": "stop", "arguments": text})
     for holds in (True, False):
