@@ -6,7 +6,7 @@ The HTTP API and `LLM` share this. All of it is plain computation: the caller de
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import attrgetter
 
@@ -225,8 +225,13 @@ class TextReader:
         encoded = iter(ids_of if keep is None else self._ended(ids_of, keep, special))
         of_text = self._without_prompt(params)
         expansion = texts_of.expansion if params.query and "token_embed" in outputs_of(params) else None
+        cuts_prompt = of_text.skip and keep is not None and self.truncation.left
         return [
-            _filled(self._checked(next(encoded), index, params), of_text, expansion)
+            _filled(
+                ids := self._checked(next(encoded), index, params),
+                self._with_rest(source, len(ids), params, of_text.skip) if cuts_prompt else of_text,
+                expansion,
+            )
             if isinstance(source, str)
             else _filled(self._checked(self._cut(source, keep), index, params), params, expansion)
             for index, source in enumerate(sources, first)
@@ -294,6 +299,13 @@ class TextReader:
         ids = self.tokenizer.encode(self.prompt, self.add_special_tokens)
         closing = ids[-1:] and ids[-1] in self.tokenizer.special_ids
         return msgspec.structs.replace(params, skip=len(ids) - bool(closing))
+
+    def _with_rest(self, text: str, tokens: int, params: Pooling, skip: int) -> Pooling:
+        """The same where the beginning may be cut off, so that `tokens` are left: those of the instruction
+        are the ones that the text alone would not have. `skip` are those that are left out uncut."""
+        rest = tokens - replace(self, prompt="").read([text], params)[0].length
+        before = skip - len(self.tokenizer.encode(self.prompt, False))
+        return msgspec.structs.replace(params, skip=min(skip, rest + before) if rest else 0)
 
     def _cut(self, ids: list[int], keep: int | None) -> list[int]:
         if keep is None or len(ids) <= keep:

@@ -96,6 +96,11 @@ def test_prompts_and_lower_case() -> None:
     first, second = TextReader(known, tokenizer, prompt=prompt).read(["FOX", [5, 6]], EMBED)
     assert first.params.skip == len(tokenizer.encode("THE ")) - 1  # [SEP] comes after the text only
     assert second.params.skip == 0
+    prompt, alone = "THE dog THE ", len(tokenizer.encode("fox"))
+    uncut = len(tokenizer.encode(prompt)) - 1
+    for keep, skip in ((20, uncut), (alone + uncut - 1, uncut), (alone + 1, 2), (alone, 0), (alone - 1, 0)):
+        reader = TextReader(known, tokenizer, Truncation(keep, left=True), prompt)
+        assert reader.read(["FOX"], EMBED)[0].params.skip == skip
 
 
 def test_which_prompt() -> None:
