@@ -75,6 +75,8 @@ class ModelState:
     """The most items of each kind, and their bytes, if it takes media."""
     holds_adapters: bool = False
     """Whether adapters for tasks lie in its checkpoint."""
+    shown: dict[str, object] | None = None
+    """What /api/show told of it when it was loaded, which is as true while it is not."""
     ordered: dict[str, str] = field(default_factory=dict[str, str])
     """The adapters that were ordered while the server runs, and their paths: they are loaded with it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -16,7 +16,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, TIMEOUT, Caller, limits_of
@@ -54,7 +54,8 @@ COMMENT_SECONDS = 1.0
 _BY_GET = frozenset(
     {"/info", "/tokenizer_info", "/props", "/slots", "/get_model_info", "/model_info", "/health_generate"}
 )
-MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", "/api/show"}) | _BY_GET
+_SHOW = "/api/show"
+MODEL_PATHS = frozenset({*BY_PATH, "/", "/invocations", _SHOW}) | _BY_GET
 """Paths whose requests are for one model."""
 _MODERATIONS, _OLLAMA_CHAT, _OLLAMA_GENERATE = "/v1/moderations", "/api/chat", "/api/generate"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
@@ -149,6 +150,8 @@ class ModelChoice:
             await found(scope, receive, send)
             await self._models.unload(state)
             return
+        if path == _SHOW and state.shown and state.slot.served is None and not named.adapter:
+            return await JSONResponse(state.shown)(scope, receive, send)  # clients ask of each model listed
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0

@@ -93,18 +93,22 @@ async def show(body: OllamaShowRequest, request: Request) -> JSONResponse:
         **({} if count is None else {"general.parameter_count": count}),
         **({} if width is None else {f"{family}.embedding_length": width}),
     }
-    return JSONResponse(
-        {
-            "license": "",
-            "modelfile": "",
-            "parameters": "\n".join(f"{name} {value}" for name, value in facts.defaults.items()),
-            "template": "",
-            "details": _details(facts),
-            "model_info": info,
-            "capabilities": _capabilities(frontend, config_of(request)),
-            "modified_at": _time(facts),
-        }
-    )
+    shown: dict[str, object] = {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in facts.defaults.items()),
+        "template": "",
+        "details": _details(facts),
+        "model_info": info,
+        "capabilities": _capabilities(frontend, config_of(request)),
+        "modified_at": _time(facts),
+    }
+    server = server_of(request)
+    if isinstance(server, ManyModels):
+        for state in server.states:
+            if state.slot.served is frontend:
+                state.shown = shown
+    return JSONResponse(shown)
 
 
 @router.head("/api/version", include_in_schema=False)

@@ -41,7 +41,8 @@ class FakeModels:
     def _state(self, name: str) -> Any:
         entry = SimpleNamespace(name=name, config=self.config)
         slot = SimpleNamespace(name=name, served=None, state="loaded")
-        return SimpleNamespace(entry=entry, slot=slot, progress="weights 43%", labels=6 * (name == "second"))
+        labels = 6 * (name == "second")
+        return SimpleNamespace(entry=entry, slot=slot, progress="weights 43%", labels=labels, shown=None)
 
     def require_ready(self) -> None:
         pass
@@ -121,6 +122,14 @@ async def ask(
     assert models.inside == 0
     data = b"".join(message.get("body", b"") for message in sent)
     return sent[0]["status"], data.decode(), sent[0]["headers"]
+
+
+async def test_what_was_told_of_a_model_is_told_again_without_a_load() -> None:
+    models = FakeModels()
+    await ask(models, {"model": "second"}, "/api/show")
+    models.states[0].shown = {"capabilities": ["completion"]}
+    status, body, _ = await ask(models, {"model": "first"}, "/api/show")
+    assert (status, json.loads(body), models.used) == (200, models.states[0].shown, ["second"])
 
 
 @pytest.mark.parametrize(
