@@ -1,5 +1,6 @@
 """Conversations that the browser keeps outlive the page, are found, renamed, exported, imported, deleted."""
 
+import asyncio
 import json
 
 from chromium import Tab
@@ -53,6 +54,18 @@ def test_no_character_of_a_title_is_cut_in_two(tab: Tab, model: FakeFrontend) ->
     with opened(tab, model):
         say(tab, 79 * "a" + "🙂🙂")
         tab.wait(f"{LISTED} === {json.dumps(79 * 'a' + '🙂')}")
+
+
+def test_what_came_of_an_answer_outlives_the_page_and_no_error_of_leaving_it(
+    tab: Tab, model: FakeFrontend
+) -> None:
+    model.gate = asyncio.Event()
+    with opened(tab, model):
+        say(tab, "hi")
+        tab.wait(f"{MESSAGES} === 'hi|Hel' && {LISTED} === 'hi'")
+        again(tab)
+        hear(tab, "hi|Hel")
+        assert "does not answer" not in tab.run("document.getElementById('messages').textContent")
 
 
 def test_an_answer_goes_on_while_another_conversation_is_shown(tab: Tab, model: FakeFrontend) -> None:

@@ -58,7 +58,7 @@ export function beginChat() {
   byId("stop").addEventListener("click", stopAnswer);
   onChange((id) => { if (id === current.id) stale = id; renew(); });
   document.addEventListener("visibilitychange", renew);
-  addEventListener("pagehide", () => { for (const one of alive.values()) if (one.running) store(one); });
+  addEventListener("pagehide", () => { for (const one of alive.values()) if (one.running) { store(one); one.left = true; } });
   showSystem(current.system = lastSystem());
 }
 
@@ -290,7 +290,8 @@ async function answer(parent, begun = null) {
   one.running = null;
   one.changed = Date.now();
   if (one === current) end(message); else alive.delete(one.id);
-  store(one);
+  if (!one.left) store(one);  // the browser ends the requests of a page that is left, which is no news
+  one.left = false;
   if (!message.error) wasUsed();
 }
 

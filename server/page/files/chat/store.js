@@ -29,6 +29,7 @@ function database() {
 async function run(mode, work) {
   const transaction = (await database()).transaction([HEADS, WHOLE], mode);
   const asked = work(transaction.objectStore(HEADS), transaction.objectStore(WHOLE));
+  transaction.commit();  // at once: a page that is left waits for nothing
   return new Promise((resolve, reject) => {
     transaction.addEventListener("complete", () => resolve(asked?.result));
     for (const name of ["error", "abort"]) transaction.addEventListener(name, () => reject(transaction.error));
