@@ -43,7 +43,7 @@ _CLASSES = {
     "gliner": "GLiNERModel",
     "hybrids.bamba": "BambaForCausalLM FalconH1ForCausalLM GraniteMoeHybridForCausalLM JambaForCausalLM",
     "hybrids.delta": "KimiLinearForCausalLM OlmoHybridForCausalLM Qwen3NextForCausalLM",
-    "hybrids.lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM",
+    "hybrids.lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "hybrids.mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM NemotronHForCausalLM",
     "latent": """
         DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM

@@ -239,8 +239,14 @@ def _of_length_1(x: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
-    """x [T, F] times a function of gates [T, F]: "sigmoid", "identity", or one that `activation` has."""
-    return (_wide(x) * _opened(gates, kind)).to(x.dtype)
+    """x [T, F] times a function of gates [T, F]: "sigmoid", "identity", or one that `activation` has.
+
+    Of fewer gates [T, H] each is one for F / H features side by side.
+    """
+    opened = _opened(gates, kind)
+    if x.shape != gates.shape:
+        opened = opened.repeat_interleave(x.shape[1] // gates.shape[1], dim=1)
+    return (_wide(x) * opened).to(x.dtype)
 
 
 def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float, kind: str = "silu") -> Tensor:

@@ -39,6 +39,7 @@ class DecoderAttention(nn.Module):
         self.limit = spec.qkv_limit
         self.head_dim = config.head_dim
         self.gate_width = q.length if spec.output_gate else 0
+        self.head_gates = Linear(width or config.hidden_size, heads) if spec.head_gates else None
         self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias, transposed=spec.transposed)
         if looks_ahead(config):
             self.attention = _look_around(config, spec, layer)
@@ -86,6 +87,8 @@ class DecoderAttention(nn.Module):
         if (growth := self.query_growth) is not None:
             q = growth.of(q)
         out = self.attention(q, k, v, prep)
+        if self.head_gates is not None:
+            gate = self.head_gates(x)
         return self.o_proj(out if gate is None else ops.gate(out, gate, "sigmoid"))
 
 

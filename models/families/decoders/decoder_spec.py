@@ -95,7 +95,9 @@ class DecoderSpec:
     transposed: bool = False
     """Whether the checkpoint stores matrices as [inputs, outputs]."""
     output_gate: bool = False
-    """Whether each query head has a gate, which its output passes."""
+    """Whether queries come with gates, one for each number of the heads' outputs."""
+    head_gates: bool = False
+    """Whether the input is projected to a gate for each query head, too, which the head's output passes."""
     sinks: bool = False
     """Whether each query head has a score for nothing, which takes its part of the attention."""
     slopes: Sequence[float] | None = None

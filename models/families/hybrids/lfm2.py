@@ -1,7 +1,8 @@
-"""LFM2: short convolutions in most layers and attention in the others, with MLPs or experts."""
+"""LFM2 and LFM3: short convolutions in most layers and attention in the others, with MLPs or experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,12 +14,19 @@ from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, La
 from models.families.hybrids.layer_kinds import FULL, check_kinds, layers_of
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
-from models.layers.rotary import Rope
+from models.layers.rotary import Rope, read_rope
 from models.layers.short_conv import ShortConvSpec
 from models.model import ModelSetup
 from models.ops.expert_routing_ops import Routing
 
-_CONVOLUTION = "conv"
+_CONVOLUTION, _SLIDING = "conv", "sliding_attention"
+_LFM2_NORMS = Norms(before_attention="operator_norm", before_mlp="ffn_norm")
+_LFM3_NORMS = Norms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
+_LFM3_ROPES: Mapping[str, object] = {
+    _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+}
+"""What layers with attention have where config.json says nothing."""
 
 
 class Lfm2Fields(DecoderFields, frozen=True, kw_only=True):
@@ -96,10 +104,48 @@ class Lfm2MoeFields(Lfm2Fields, frozen=True, kw_only=True):
         )
 
 
+class Lfm3Fields(DecoderFields, frozen=True, kw_only=True):
+    rms_norm_eps: Eps = msgspec.field(name="norm_eps", default=1e-5)
+    conv_L_cache: Size = 7
+    conv_bias: bool = False
+    intermediate_size: Size = 7680
+    sliding_window: Size | None = 256
+    use_sandwich_norm: bool = True
+    use_attention_gate: bool = True
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        norms = _LFM3_NORMS if self.use_sandwich_norm else _LFM2_NORMS
+        return replace(super().spec(setup, rope), norms=norms, head_gates=self.use_attention_gate)
+
+    def rope(self, setup: ModelSetup) -> Rope:
+        """The rope of layers without a window."""
+        return _lfm3_rope(setup, FULL)
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        convolution = LayerSpec(rope=None, state=ShortConvSpec(taps=self.conv_L_cache, bias=self.conv_bias))
+        near = LayerSpec(rope=_lfm3_rope(setup, _SLIDING), window=self.sliding_window)
+        made = {_CONVOLUTION: convolution, _SLIDING: near, FULL: LayerSpec(rope=rope)}
+        return tuple(made[kind] for kind in self.kinds(setup.config.num_layers))
+
+    def kinds(self, count: int) -> tuple[str, ...]:
+        """The kinds of so many layers."""
+        kinds = self.layer_types
+        if kinds is None:
+            turns = (_SLIDING, _CONVOLUTION, FULL, _CONVOLUTION)
+            kinds = tuple(turns[index % 4] if index else _CONVOLUTION for index in range(count))
+        return check_kinds(kinds, count, (_CONVOLUTION, FULL, _SLIDING), "layer_types")
+
+
+def _lfm3_rope(setup: ModelSetup, kind: str) -> Rope:
+    raw = setup.config.raw
+    raw = {**raw, "rope_parameters": raw.get("rope_parameters") or _LFM3_ROPES}
+    return read_rope(raw, setup.config.head_dim, setup.max_len, layer_type=kind)
+
+
 class Lfm2ForCausalLM(DecoderForCausalLM):
     fields = Lfm2Fields
     fixed = {
-        "norms": Norms(before_attention="operator_norm", before_mlp="ffn_norm"),
+        "norms": _LFM2_NORMS,
         "qk_norm": "head",
         "activation": "silu",
         "qkv_bias": False,
@@ -120,3 +166,19 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
 
 class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     fields = Lfm2MoeFields
+
+
+class Lfm3ForCausalLM(DecoderForCausalLM):
+    """LFM3: also layers whose attention has a window, gates of heads, and norms behind sublayers."""
+
+    fields = Lfm3Fields
+    fixed = {"qk_norm": "head", "activation": "silu"}
+    saved_names = {
+        "state": "conv",
+        "mlp": "feed_forward",
+        "norm": "embedding_norm",
+        "head_gates": "gate_proj",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+    }

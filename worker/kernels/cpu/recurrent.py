@@ -229,7 +229,10 @@ def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
     run = library.function("gate", quick=True)
 
     def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
-        if not _are_gates(x, gates) or kind not in _OPENINGS:
+        heads = gates.shape[1]
+        if x.shape[1] % heads:
+            refuse("gate", x=x, gates=gates)
+        if not _are_gates(x[:, :heads], gates) or kind not in _OPENINGS:
             return recurrent_ops.gate(x, gates, kind)
         return launch(x, gates, None, 0.0, kind)
 
@@ -241,12 +244,14 @@ def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
         return launch(x, gates, weight, eps, kind)
 
     def launch(x: Tensor, gates: Tensor, weight: Tensor | None, eps: float, kind: str) -> Tensor:
-        out, width = empty(x.shape, x.dtype), x.shape[1] if weight is None else len(weight)
+        shared = gates.shape != x.shape
+        width = x.shape[1] // (gates.shape[1] if shared else 1) if weight is None else len(weight)
+        out = empty(x.shape, x.dtype)
         run(
             *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
             *(address(weight), out.data_ptr()),
             *(len(x), x.shape[1] // width, width, eps, _OPENINGS[kind], KINDS[x.dtype]),
-            KINDS[x.dtype if weight is None else weight.dtype],
+            *(KINDS[x.dtype if weight is None else weight.dtype], shared),
         )
         return out
 

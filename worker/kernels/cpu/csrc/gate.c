@@ -14,6 +14,7 @@ typedef struct {
     float eps;
     opening f;
     kind k, weight_kind;
+    int shared;  // whether each head has one gate for all of its numbers
 } gating;
 
 INLINE vec opened(vec gate, opening f) {
@@ -33,9 +34,10 @@ INLINE float scale_of(const gating *g, const char *x, kind k) {
 
 INLINE void gate_head(const gating *g, long token, long head, kind k, kind weight_kind) {
     const char *x = at(g->x, token * g->x_stride + head * g->width, k);
-    const char *gate = at(g->gate, token * g->gate_stride + head * g->width, k);
+    const char *gate = at(g->gate, token * g->gate_stride + (g->shared ? head : head * g->width), k);
     char *out = at_out(g->out, (token * g->heads + head) * g->width, k);
     vec scale = vec_all(g->weight == NULL ? 1.0f : scale_of(g, x, k));
+    vec factor = opened(vec_all(vec_sum(vec_load_upto(gate, 1, k))), g->f);
     for (long i = 0; i < g->width; i += LANES) {
         long left = g->width - i;
         vec value = vec_load_upto(at(x, i, k), left, k);
@@ -43,7 +45,7 @@ INLINE void gate_head(const gating *g, long token, long head, kind k, kind weigh
             vec weight = vec_load_upto(at(g->weight, i, weight_kind), left, weight_kind);
             value = vec_mul(vec_mul(value, scale), weight);
         }
-        vec factor = opened(vec_load_upto(at(gate, i, k), left, k), g->f);
+        if (!g->shared) factor = opened(vec_load_upto(at(gate, i, k), left, k), g->f);
         vec_store_upto(at_out(out, i, k), vec_mul(value, factor), left, k);
     }
 }
@@ -63,12 +65,12 @@ enum { GRAIN = 4096 };  // elements that are worth handing to another thread
 
 // out is contiguous. If x is float32, so is the weight.
 EXPORT void gate(const void *x, long x_stride, const void *gate, long gate_stride, const void *weight, void *out,
-                 long tokens, long heads, long width, float eps, int f, int kind, int weight_kind) {
-    gating g = {x, gate, x_stride, gate_stride, weight, out, heads, width, eps, f, kind, weight_kind};
+                 long tokens, long heads, long width, float eps, int f, int kind, int weight_kind, int shared) {
+    gating g = {x, gate, x_stride, gate_stride, weight, out, heads, width, eps, f, kind, weight_kind, shared};
     spread(tokens, grain_of(GRAIN, heads * width), gate_tokens, &g);
 }
 
 EXPORT void gate_words(const word *a) {
     gate(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].whole, a[7].whole,
-         a[8].whole, a[9].real, (int)a[10].whole, (int)a[11].whole, (int)a[12].whole);
+         a[8].whole, a[9].real, (int)a[10].whole, (int)a[11].whole, (int)a[12].whole, (int)a[13].whole);
 }

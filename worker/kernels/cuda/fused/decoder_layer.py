@@ -68,6 +68,7 @@ def _fits(layer: Any, stream: Tensor) -> bool:
         and all(type(norm) is RMSNorm for norm in (layer.before_attention, layer.before_mlp))
         and (attention.limit, attention.query_growth) == (None, None)
         and not attention.gate_width
+        and attention.head_gates is None
         and attention.qk_norm in (None, "head")
         and type(heads) is Attention
         and knows(heads)

@@ -28,14 +28,14 @@ _BLOCK, _MOST_WIDTH = 1024, 1 << 16
 @triton.jit
 def open_gates(
     x_ptr, gates_ptr, weight_ptr, squares_ptr, out_ptr, x_stride, gates_stride, features, count, eps,
-    FUNCTION: constexpr, NORM: constexpr, PIECE: constexpr, BLOCK: constexpr,
+    FUNCTION: constexpr, NORM: constexpr, EACH: constexpr, PIECE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Compute PIECE features of a token: a head if NORM is 1, and a group if it is 2."""
+    """Compute PIECE features of a token: a head if NORM is 1, and a group if it is 2. A gate is for EACH."""
     token, piece, within = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     at = piece * PIECE + within
     there = (within < PIECE) & (at < features)
     x = tl.load(x_ptr + token * x_stride + at, mask=there, other=0.0).to(tl.float32)
-    gate = tl.load(gates_ptr + token * gates_stride + at, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(gates_ptr + token * gates_stride + at // EACH, mask=there, other=0.0).to(tl.float32)
     opened = applied(gate, FUNCTION)
     if NORM == 1:
         weight = tl.load(weight_ptr + within, mask=there, other=0.0).to(tl.float32)
@@ -115,7 +115,7 @@ def _open(
         open_gates,
         (len(x), -(-features // piece)),
         *(x, gates, weight, squares, out, x.stride(0), gates.stride(0), features, float(count), eps),
-        *(OPENINGS[kind], norm, piece, block),
+        *(OPENINGS[kind], norm, features // gates.shape[1], piece, block),
         num_warps=warps_for(block),
     )
     return out
