@@ -28,7 +28,7 @@ from server.helpers.job_queue import Helpers
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
-from server.reading.prompts import ReadingContext, ReadingOptions
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.request_limits import Limits
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.text.tokenizer import Tokenizer

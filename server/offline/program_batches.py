@@ -40,7 +40,7 @@ from server.offline.request_outputs import (
 )
 from server.reading.decisions import read_decisions
 from server.reading.pooled_conversations import read_media_pairs
-from server.reading.prompts import ReadingContext
+from server.reading.reading_context import ReadingContext
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling_params import RequestOutputKind

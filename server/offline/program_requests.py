@@ -34,7 +34,8 @@ from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, 
 from server.reading.placed_texts import PlacedText
 from server.reading.pooled_conversations import item_with_media
 from server.reading.prompts import Prompt as ReadPrompt
-from server.reading.prompts import ReadingContext, prepare_prompt, write_chat
+from server.reading.prompts import prepare_prompt, write_chat
+from server.reading.reading_context import ReadingContext
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import PooledText, PoolingParams, ReadTexts, TextReader, Truncation, find_prompt
 from server.requests.prompt_length import kept_tokens

@@ -24,7 +24,8 @@ from server.media.media_parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded
 from server.model_facts import Facts
 from server.reading.body_table import BY_NAME, Reading
-from server.reading.prompts import Prompt, ReadingContext, ReadingOptions
+from server.reading.prompts import Prompt
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.requests.pooling import PooledText
 from server.schemas.body import Body, read_json
 from server.schemas.unknown_fields import FieldNotes, in_clients_words

@@ -13,7 +13,8 @@ from server.model_facts import Facts
 from server.reading import other_apis, prompts, tokenizing
 from server.reading.decisions import ReadDecisions, read_decisions, work_of_decisions
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
-from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
+from server.reading.prompts import Conversation, Prompt, work_of_template
+from server.reading.reading_context import ReadingContext
 from server.requests.labels.entities import read_entity_texts
 from server.requests.pooling import PoolingParams, ReadTexts, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs

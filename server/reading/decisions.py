@@ -15,7 +15,8 @@ from server.model_facts import DECIDE
 from server.output_parsing.format_detection import find_format
 from server.output_parsing.tool_call_dialects import NONE
 from server.reading.decision_rows import HeadRows
-from server.reading.prompts import PROMPT_END, Prompt, ReadingContext, encode_conversation, write_chat
+from server.reading.prompts import PROMPT_END, Prompt, encode_conversation, write_chat
+from server.reading.reading_context import ReadingContext
 from server.requests.decisions import (
     INTRODUCTION,
     MOST_BRANCHES,

@@ -21,7 +21,7 @@ from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.model_facts import Facts
 from server.reading.body_job import Answer, BodySetup, Needed, ReadingOrder
 from server.reading.body_table import Reading
-from server.reading.prompts import ReadingOptions
+from server.reading.reading_context import ReadingOptions
 from server.schemas.unknown_fields import FieldNotes
 from server.text.template_sandbox import TemplateLimits
 from server.text.tokenizer_files import TokenizerFiles

@@ -8,14 +8,8 @@ from typing import Protocol, TypeVar
 
 from server.errors import BadRequest
 from server.reading.infill import write_infill
-from server.reading.prompts import (
-    Conversation,
-    ReadingContext,
-    encode_conversation,
-    read_chat,
-    read_raw,
-    write_chat,
-)
+from server.reading.prompts import Conversation, encode_conversation, read_chat, read_raw, write_chat
+from server.reading.reading_context import ReadingContext
 from server.reading.system_messages import arranged
 from server.schemas.chat import ChatRequest
 from server.schemas.conversations.responses import ResponsesRequest

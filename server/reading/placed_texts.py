@@ -12,7 +12,8 @@ from server.errors import BadRequest
 from server.media.media_parts import MediaPart, find_parts
 from server.media.preparing import NAMES
 from server.media.prompt import MediaNeeded, Written, find_places
-from server.reading.prompts import Prompt, ReadingContext, prepare_prompt
+from server.reading.prompts import Prompt, prepare_prompt
+from server.reading.reading_context import ReadingContext
 
 
 class PlacedText(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from models.pooling.text_files import ChatForm
 from server.errors import BadRequest
 from server.media.media_parts import MediaPart, find_parts
 from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, quoted_words
-from server.reading.prompts import ReadingContext, encode_conversation, write_conversation
+from server.reading.prompts import encode_conversation, write_conversation
+from server.reading.reading_context import ReadingContext
 from server.requests.pooling import PooledText, PoolingParams, TextReader, find_prompt, prompt_for
 from server.requests.prompt_length import check_text_tokens
 from server.requests.scoring import (

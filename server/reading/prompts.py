@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from server.errors import BadRequest, no_chats, refuse_for_sources
-from server.media.media_parts import MediaPart
 from server.media.prompt import (
-    UNREAD,
-    LaidMedia,
     MediaNeeded,
     Placed,
     Rows,
@@ -26,16 +21,12 @@ from server.media.prompt import (
     quoted_words,
     with_row_files,
 )
-from server.model_facts import Facts, MediaFacts
-from server.options.server_flags import ServerConfig
-from server.output_parsing.format_detection import find_format
-from server.output_parsing.tool_call_dialects import AUTO, NONE
+from server.model_facts import MediaFacts
 from server.reading.infill import prompts_of
-from server.reading.needed_media import need_media
+from server.reading.reading_context import ReadingContext
 from server.reading.restated_history import as_texts, fit_tool_media, write_restated
 from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
-from server.requests.decisions import ORDERS
 from server.requests.pooling import CUT_MARGIN
 from server.requests.prompt_length import check_prompt_characters, check_prompt_length, kept_tokens
 from server.requests.sampling_params import check_logprobs
@@ -53,64 +44,11 @@ from server.schemas.messages import (
     held_schema,
 )
 from server.schemas.sampling_fields import GenerationBody
-from server.text.chat_template import AnswerStyle, AskedFormat
-from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
-
-
-class ReadingOptions(msgspec.Struct, frozen=True):
-    """The operator's options that decide how texts are read."""
-
-    trust_request_chat_template: bool = False
-    default_chat_template_kwargs: dict[str, object] = {}
-    strict_fields: bool = False
-    tool_call_parser: str = AUTO
-    trust_request_mm_kwargs: bool = False
-    content_format: AskedFormat | None = None
-    """The form of contents in templates, in place of the tokenizer's."""
-    decide_orders: int = ORDERS
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> ReadingOptions:
-        return cls(
-            config.trust_request_chat_template,
-            config.default_chat_template_kwargs,
-            config.strict_fields,
-            config.tool_call_parser,
-            config.media.trust_request_mm_kwargs,
-            decide_orders=config.decisions.decide_orders,
-        )
-
+from server.text.chat_template import AnswerStyle
+from server.text.tokenizer import TokenIds, count_ids, unpack
 
 A_LOT = 1 << 40
 """More work than is done in the event loop, in characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingContext:
-    facts: Facts
-    tokenizer: Tokenizer
-    options: ReadingOptions
-    media: LaidMedia = field(default_factory=dict)
-    """The items of the request that are prepared. Reading one that is not raises MediaNeeded."""
-
-    @property
-    def unread(self) -> set[MediaPart]:
-        """Media of tools that could not be read."""
-        return {part for part, laid in self.media.items() if laid == UNREAD}
-
-    def need_media(
-        self, conversations: Iterable[Sequence[Message]], options: TemplateOptions
-    ) -> list[MediaPart]:
-        """The media of all conversations. Raises MediaNeeded if some are not prepared."""
-        trusts, facts = self.options.trust_request_mm_kwargs, self.facts.media
-        return need_media(conversations, options, facts, self.media, trusts_settings=trusts)
-
-    @property
-    def knows_no_calls(self) -> bool:
-        """Whether no form is known in which the model writes calls, though one was looked for."""
-        parser = self.options.tool_call_parser
-        return parser == AUTO and find_format(self.tokenizer, parser, NONE).dialect is None
-
 
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of a tool of which the request has none."""

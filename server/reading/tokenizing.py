@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from server.errors import too_many
 from server.media.prompt import Written
-from server.reading.prompts import ReadingContext, encode_conversation, write_answered, write_chat
+from server.reading.prompts import encode_conversation, write_answered, write_chat
+from server.reading.reading_context import ReadingContext
 from server.reading.row_parts import with_rows
 from server.requests.prompt_length import check_prompt_characters
 from server.schemas.chat import ChatRequest

@@ -13,7 +13,7 @@ from engine_core.config import EngineConfig
 from server.access.keyring import Access
 from server.frontend.frontend import Frontend
 from server.options.server_flags import ServerConfig
-from server.reading.prompts import ReadingOptions
+from server.reading.reading_context import ReadingOptions
 from server.run.app import create_app
 
 

@@ -40,7 +40,7 @@ from server.media.prompt import as_media
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_flags import ServerConfig
-from server.reading.prompts import ReadingContext, ReadingOptions
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.requests.pooling import PooledText
 from server.requests.sampling_params import SamplingParams
 from server.text.chat_template import ChatTemplate

@@ -13,7 +13,7 @@ from server.model_facts import Facts
 from server.reading.body_job import Answer, read_body
 from server.reading.body_table import BY_NAME, Reading
 from server.reading.long_bodies import ReadBody, opened
-from server.reading.prompts import ReadingContext
+from server.reading.reading_context import ReadingContext
 
 R = TypeVar("R")
 

@@ -18,7 +18,8 @@ from server.media.media_parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded, Placed, cut_prompt
 from server.model_facts import Facts, MediaFacts
 from server.reading.other_apis import count_tokens
-from server.reading.prompts import ReadingContext, ReadingOptions, read_chat
+from server.reading.prompts import read_chat
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.schemas.chat import ChatRequest
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer

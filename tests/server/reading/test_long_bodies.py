@@ -19,7 +19,7 @@ from server.helpers.job_queue import Helpers
 from server.model_facts import Facts
 from server.reading.body_table import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Reading
 from server.reading.long_bodies import BODIES, LARGE, LongBodies
-from server.reading.prompts import ReadingOptions
+from server.reading.reading_context import ReadingOptions
 from server.text.template_sandbox import TemplateLimits
 from server.text.tokenizer_files import TokenizerFiles
 

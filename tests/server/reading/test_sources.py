@@ -7,7 +7,8 @@ from fake_frontend import FakeFrontend
 
 from server.errors import BadRequest
 from server.model_facts import SourceFacts
-from server.reading.prompts import ReadingContext, ReadingOptions, read_chat, read_completion
+from server.reading.prompts import read_chat, read_completion
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 

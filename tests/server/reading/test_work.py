@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from server.reading.body_table import BY_NAME
-from server.reading.prompts import A_LOT, ReadingContext, ReadingOptions
+from server.reading.prompts import A_LOT
+from server.reading.reading_context import ReadingContext, ReadingOptions
 from server.requests.checkpoint_facts import QWEN3_RERANKER
 from server.schemas.body import LONG
 
