@@ -32,6 +32,7 @@ from models.layers.stages import Layers, if_held
 from models.layers.state import StateLayer
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.quantization.matrices import has_matrix
 
 
 class DecoderLayer(nn.Module):
@@ -233,8 +234,9 @@ class HeadFirstForCausalLM(TrunkForCausalLM):
                 load(self.lm_head, weights.first(*HEADS))
 
     def embeddings(self, weights: Weights) -> Weights:
-        """The scope of the embeddings of tokens."""
-        return weights.first(*self.trunks) / "embed_tokens"
+        """The scope of the embeddings of tokens. What is tied may be saved under the head's name alone."""
+        own, head = weights.first(*self.trunks) / "embed_tokens", weights.first(*HEADS)
+        return head if self.lm_head.tied is not False and has_matrix(head) and not has_matrix(own) else own
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm_head(hidden)

@@ -133,6 +133,15 @@ class TestLeftovers:
         save_file(tensors(llama) | extra, llama / "model.safetensors")
         read(llama)
 
+    def test_tied_matrices_may_be_saved_as_the_head_alone(self, tmp_path: Path) -> None:
+        """The function `save_model` of safetensors keeps the first of the names that share a tensor."""
+        llama = tiny_checkpoint("LlamaForCausalLM", tmp_path, tie_word_embeddings=True)
+        found = tensors(llama)
+        found["lm_head.weight"] = found.pop("model.embed_tokens.weight")
+        save_file(found, llama / "model.safetensors")
+        (model,) = load_ranks(llama)
+        assert torch.equal(model.model.embed_tokens.weight, found["lm_head.weight"])
+
 
 def test_the_head_is_read_while_there_are_no_layers(llama: Path) -> None:
     """To pack it takes the most memory, so this must not come on top of all other weights."""
