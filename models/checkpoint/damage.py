@@ -17,6 +17,9 @@ from models.weight_slices import DAMAGED, WeightsError
 _MOST_HEADER_BYTES = 100_000_000
 """The longest header that the library reads."""
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The first 40 bytes of what Git checks out for a large file while Git LFS is not installed."""
+
 _BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -26,11 +29,14 @@ _BYTES = {
 
 
 def find_fault(path: Path) -> str | None:
-    """A clause on the first tensor that cannot lie in the file as its header says, or None if all can."""
+    """A clause on what is wrong: the file is Git's stand-in for itself, or a tensor cannot lie in it as the
+    header says; None if neither is so."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            if (start := file.read(8)) == _LFS_POINTER[:8] and start + file.read(32) == _LFS_POINTER:
+                return "it is a pointer of Git LFS, and `git lfs pull` in its folder fetches the file itself"
+            length = int.from_bytes(start, "little")
             described = json.loads(file.read(min(length, _MOST_HEADER_BYTES)))
     except (OSError, ValueError, RecursionError):
         return None

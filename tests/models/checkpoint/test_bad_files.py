@@ -65,7 +65,7 @@ FILES: list[Case] = [
     case("no weights", put(None), "holds no weights: no model.safetensors"),
     case("empty", put(b""), *NOT_WHOLE),
     case("too short for a length", put(b"\x10\0\0\0"), *NOT_WHOLE),
-    case("a pointer of git-lfs", put("version https://git-lfs.github.com/spec/v1\noid sha256:1"), *NOT_WHOLE),
+    case("a pointer of Git LFS", put("version https://git-lfs.github.com/spec/v1\noid 1"), "`git lfs pull`"),
     case("a header longer than the file", put(b"\xff\xff\0\0\0\0\0\0{}"), *NOT_WHOLE),
     case("a header of 2^63 bytes", put(b"\xff" * 7 + b"\x7f{}"), *NOT_WHOLE),
     case("no header", put(bytes(8)), *NOT_WHOLE),
