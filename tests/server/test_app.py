@@ -296,6 +296,7 @@ async def test_foreign_hosts_and_web_pages_are_refused_on_every_path(ready: GetR
 
 WITHOUT_BODY = {
     "/ping",
+    "/v1/responses/compact",
     "/sleep",
     "/wake_up",
     "/reset_prefix_cache",

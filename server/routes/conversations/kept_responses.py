@@ -16,7 +16,7 @@ from server.batches.bodies import Deleted
 from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
 from server.batches.responses import KeptAnswer, KeptResponses, Turn
-from server.errors import ApiError, BadRequest, refused_if_full
+from server.errors import ApiError, BadRequest, HttpError, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.batches import read_page
@@ -93,6 +93,12 @@ async def stream_response(request: Request, id: str, after: int = -1) -> EventSt
 
     form = StreamForm(lambda data: ended, lambda error: b"event: error\ndata: %s\n\n" % encode(error.body()))
     return EventStream(events(), config_of(request).sse_keep_alive_interval, form=form)
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact_response() -> Response:
+    """Refuse to compact: the path would be taken for that of a response, which takes other methods."""
+    raise HttpError(404, "/v1/responses/compact is not served: there is no compaction of responses.")
 
 
 @router.get("/v1/responses/{response_id}")

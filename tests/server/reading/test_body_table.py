@@ -11,7 +11,7 @@ from server.schemas.body import Body
 
 OTHERS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
-    *("/reset_mm_cache", "/flush_cache", "/invocations", "/api/show", "/api/pull"),
+    *("/v1/responses/compact", "/reset_mm_cache", "/flush_cache", "/invocations", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
     *("/v1/messages/batches", "/v1/messages/batches/{message_batch_id}/cancel"),

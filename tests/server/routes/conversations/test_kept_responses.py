@@ -66,6 +66,11 @@ async def until_ended(client: httpx.AsyncClient, id: str) -> Any:
             await asyncio.sleep(0.01)
 
 
+async def test_there_is_no_compaction(client: httpx.AsyncClient) -> None:
+    error = await refusal(client, f"{PATH}/compact", status=404, input="a")
+    assert "no compaction" in error["message"]
+
+
 async def test_a_response_whose_time_is_over_is_gone(client: httpx.AsyncClient, app: Any) -> None:
     app.state.runner.kept.seconds = -1.0
     answer = await post(client, PATH, input="a")
