@@ -70,7 +70,9 @@ def read_defaults(folder: Path, model: str, source: str, overrides: Mapping[str,
     chosen = overrides if source in ("auto", "vllm") else found | dict(overrides)
     if chosen.get("max_new_tokens") is None:
         return SamplingDefaults(values, origin)
-    return SamplingDefaults(values, origin, replace(LIMITS, new_tokens=int(values["max_tokens"])))
+    if (most := values["max_tokens"]) < 1:
+        raise GenerationConfigError(f"generation config: max_new_tokens must be at least 1, got {most}")
+    return SamplingDefaults(values, origin, replace(LIMITS, new_tokens=int(most)))
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -70,3 +70,6 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
         read(folder, str(tmp_path))
     with pytest.raises(GenerationConfigError, match="top_p must be a number"):
         read(folder, top_p="x")
+    for number in (0, -1):
+        with pytest.raises(GenerationConfigError, match="max_new_tokens must be at least 1"):
+            read(folder, max_new_tokens=number)
