@@ -41,11 +41,13 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def with_images(text: Any, images: Sequence[Any]) -> Any:
-    """The content of a message with files in base64, which come before its text."""
+    """The content of a message with files in base64 or data URLs, which come before its text."""
     if not images:
         return text
     urls = [
-        f"data:image;base64,{data}" if isinstance(data, str) and not is_reference(data) else data
+        f"data:image;base64,{data}"
+        if isinstance(data, str) and not (is_reference(data) or data.startswith("data:"))
+        else data
         for data in images
     ]
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]

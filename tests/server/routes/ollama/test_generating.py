@@ -36,4 +36,6 @@ async def test_pictures_in_base64(frontend: FakeFrontend, client: httpx.AsyncCli
         assert prompt[-3:] == [*b"hi|"] and prompt.count(PAD + 1) == 2
         await ask(client, CHAT, {"model": "tiny", "messages": [{**TALK[0], "images": [data]}]})
         assert frontend.asked[-1][0].count(PAD + 1) == 1
+        await ask(client, GENERATE, PROMPT, images=[f"data:image/png;base64,{data}"])
+        assert frontend.asked[-1][0].count(PAD + 1) == 1
         assert "base64" in await refusal(client, GENERATE, {**PROMPT, "images": ["no picture"]})
