@@ -14,15 +14,18 @@ from server.options.option_parsing import Option, OptionError, VllmFlag, plain_t
 _LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
 
 
-def from_environment(options: Sequence[Option], environ: Mapping[str, str], prefix: str) -> dict[str, object]:
-    """Read variables named prefix + FLAG, in capitals with underscores."""
+def from_environment(
+    options: Sequence[Option], environ: Mapping[str, str], prefix: str, others: Sequence[str] = ()
+) -> dict[str, object]:
+    """Read variables named prefix + FLAG, in capitals with underscores. The caller reads `others`."""
     by_name = {prefix + option.field.upper(): option for option in options}
     found: dict[str, object] = {}
     for name, text in environ.items():
-        if not name.startswith(prefix) or is_kubernetes_link(name, text):
+        if not name.startswith(prefix) or name in others or is_kubernetes_link(name, text):
             continue
         if name not in by_name:
-            raise OptionError(f"environment: {name} is not an option of this server{nearest(name, by_name)}")
+            near = nearest(name, [*by_name, *others])
+            raise OptionError(f"environment: {name} is not an option of this server{near}")
         found[by_name[name].field] = by_name[name].value(text, f"environment variable {name}")
     return found
 

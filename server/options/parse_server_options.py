@@ -39,6 +39,8 @@ from server.options.shorthands import Shorthands, expand
 from worker.option_groups import GROUPS
 
 PREFIX = "FACET_"
+FILE = f"{PREFIX}CONFIG"
+"""The variable that names the file of --config."""
 
 
 OPTIONS: list[Option] = sorted(
@@ -145,10 +147,10 @@ def read(
     for other in others:
         if other.flag in given:
             other.take(given.pop(other.flag), without_effect)
-    tags, file = given.pop("model_tags", []), given.pop("config", None)
+    tags, file = given.pop("model_tags", []), given.pop("config", environ.get(FILE))
     values = {
         **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
-        **from_environment(OPTIONS, environ, PREFIX),
+        **from_environment(OPTIONS, environ, PREFIX, others=(FILE,)),
         **{
             option.field: option.value(given[option.field], typed.get(option.flag, option.flag))
             for option in OPTIONS

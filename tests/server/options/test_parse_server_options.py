@@ -244,6 +244,13 @@ def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:
     assert "is not YAML: 'utf-8' codec can't decode" in refusal("--config", str(file))
 
 
+def test_a_variable_may_name_the_file(file: Path, tmp_path: Path) -> None:
+    file.write_text("port: 1\n")
+    assert read(FACET_CONFIG=str(file)).port == 1
+    assert "cannot be read" in refusal("--config", str(tmp_path / "none"), FACET_CONFIG=str(file))
+    assert "did you mean FACET_CONFIG?" in refusal(FACET_CONFIGS=str(file))
+
+
 def test_a_file_may_have_the_second_name_of_an_option(file: Path) -> None:
     file.write_text("log-level: debug\nengine_ready_timeout_s: 5\ntask: embed\n")
     config = read("--config", str(file))
