@@ -102,6 +102,7 @@ class Option:
                 return None
             if self.is_object:
                 return json_object(given)
+        given = _as_text(given) if plain_type(self.type) is str else given
         return msgspec.convert(given, self.type, strict=False)
 
     def _check(self, value: object) -> None:
@@ -187,8 +188,13 @@ def _as_list(given: object) -> list[object]:
         if isinstance(word, str) and word.lstrip().startswith("["):
             items += json.loads(word)
         else:
-            items.append(word)
+            items.append(_as_text(word))
     return items
+
+
+def _as_text(given: object) -> object:
+    """A number as text: YAML has no other way to tell a name of digits. Anything else stays as it is."""
+    return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
 
 
 def json_object(text: str) -> dict[str, object]:

@@ -251,6 +251,14 @@ def test_a_variable_may_name_the_file(file: Path, tmp_path: Path) -> None:
     assert "did you mean FACET_CONFIG?" in refusal(FACET_CONFIGS=str(file))
 
 
+def test_numbers_in_a_file_are_text_where_an_option_is(file: Path) -> None:
+    file.write_text("api-key: 12345\nserved-model-name: [7, 1.5]\nhost: 1\n")
+    config = read("--config", str(file))
+    assert (config.access.api_key, config.model_names, config.host) == (["12345"], ("7", "1.5"), "1")
+    file.write_text("api-key: true\n")
+    assert "got `bool`" in refusal("--config", str(file))
+
+
 def test_a_file_may_have_the_second_name_of_an_option(file: Path) -> None:
     file.write_text("log-level: debug\nengine_ready_timeout_s: 5\ntask: embed\n")
     config = read("--config", str(file))
