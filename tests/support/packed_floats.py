@@ -45,6 +45,12 @@ Scales = Callable[[Tensor], Tensor]
 FLOAT_CASES: dict[str, tuple[dict[str, object], Scales, str, Callable[[Tensor], Tensor]]] = {
     "DeepSeek's blocks": (BLOCKS, of_blocks, "weight_scale_inv", lambda x: x[::SIDE, ::SIDE]),
     "per tensor": ({"quant_method": "fp8"}, of_all, "weight_scale", lambda x: x[0, 0]),
+    "per tensor in two dimensions": (
+        {"quant_method": "fp8"},
+        of_all,
+        "weight_scale",
+        lambda x: x[:1, :1],
+    ),
     "FBGEMM's rows": ({"quant_method": "fbgemm_fp8"}, of_rows, "weight_scale", lambda x: x[:, :1]),
     "rows": (compressed(strategy="channel"), of_rows, "weight_scale", lambda x: x[:, :1]),
     "one": (compressed(strategy="tensor"), of_all, "weight_scale", lambda x: x[0, :1]),

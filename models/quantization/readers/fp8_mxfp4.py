@@ -100,7 +100,7 @@ def _fp8_scales(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut
     start, stop = (cut.start, cut.stop) if cut and cut.dim == 0 else (0, outputs)
     if not coding.rows:
         stored = scope.stored_shape(name)
-        wanted = stored if stored in ((), (1,), (outputs,)) else (outputs, 1)
+        wanted = stored if stored in ((), (1,), (1, 1), (outputs,)) else (outputs, 1)
         scales = scope.stored(name, wanted, SCALES).float().reshape(-1, 1)
         return scales.expand(stop - start, 1) if len(scales) == 1 else scales[start:stop]
     blocks = [-(-outputs // coding.rows), -(-inputs // coding.group)]
