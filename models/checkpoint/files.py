@@ -213,7 +213,8 @@ class _Format:
 
     single: str
     index: str
-    pattern: str
+    patterns: tuple[str, ...]
+    """The names of files where there is no index. Those that match the first one count, if there are any."""
     read: Callable[[Path], dict[str, Stored]]
 
 
@@ -253,7 +254,7 @@ def _list(folder: Path, format: _Format) -> _Listing:
     elif single.exists():
         listing = _Listing([single])
     else:
-        listing = _Listing(sorted(folder.glob(format.pattern)))
+        listing = _Listing(_matching(folder, format))
     if not listing.files:
         raise WeightsError(_no_files(folder, format))
     for path in listing.files:
@@ -265,6 +266,12 @@ def _list(folder: Path, format: _Format) -> _Listing:
         except FileError as error:
             raise WeightsError(str(error)) from None
     return listing
+
+
+def _matching(folder: Path, format: _Format) -> list[Path]:
+    """The files with weights by their names alone."""
+    others = {folder / name for name in _OF_TRAINING}
+    return next(filter(None, (sorted({*folder.glob(each)} - others) for each in format.patterns)), [])
 
 
 def _read_index(index: Path) -> _Listing:
@@ -285,12 +292,12 @@ def _read_index(index: Path) -> _Listing:
 
 
 def _no_files(folder: Path, format: _Format) -> str:
-    if format is _SAFETENSORS and any(folder.glob(_PT.pattern)):
+    if format is _SAFETENSORS and (pickles := _matching(folder, _PT)):
         return (
-            f"{folder} holds its weights as {_PT.pattern} only. Such files are pickles, and are read only if "
-            "you ask for it: add --load-format pt, or convert them to safetensors."
+            f"{folder} holds its weights as *{pickles[0].suffix} only. Such files are pickles, and are read "
+            "only if you ask for it: add --load-format pt, or convert them to safetensors."
         )
-    return f"{folder} holds no weights: no {format.single}, {format.index} or {format.pattern}"
+    return f"{folder} holds no weights: no {format.single}, {format.index} or {' or '.join(format.patterns)}"
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
@@ -353,8 +360,12 @@ def _stored_tensor(tensor: Tensor, file: str) -> Stored:
     return Stored(tuple(tensor.shape), str(kind).removeprefix("torch."), file, read)
 
 
-_SAFETENSORS = _Format("model.safetensors", "model.safetensors.index.json", "*.safetensors", read_safetensors)
-_PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", _read_pt)
+_SAFETENSORS = _Format(
+    "model.safetensors", "model.safetensors.index.json", ("*.safetensors",), read_safetensors
+)
+_PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", ("*.bin", "*.pt"), _read_pt)
+_OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+"""Pickles without weights, which trainers leave beside them."""
 
 _FILES = {".safetensors": read_safetensors, ".pt": _read_pt}
 """The ways to read one file. A pickle is read as tensors only here, too."""

@@ -173,7 +173,7 @@ class _Case:
         files = list(self.folder.glob("*.safetensors"))
         if any("score.weight" in read_tensor_header(path) for path in files):
             return True
-        return not files and any(self.folder.glob("*.bin"))
+        return not files and any(path.suffix in (".bin", ".pt") for path in self.folder.iterdir())
 
     def _scores_by_tokens(self) -> bool:
         return scores_by_tokens(self.config) or makes_scores(self.folder)

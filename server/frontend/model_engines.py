@@ -34,7 +34,7 @@ from server.options.model_list import ModelEntry
 from server.options.server_flags import ServerConfig
 from worker.options import WorkerOptions
 
-_WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
+_WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin", "*.pt")
 """Files with weights; a checkpoint is read from the first kind that it has."""
 _LAID_OUT = 1.3
 """What an adapter takes for each byte of its file."""

@@ -77,6 +77,13 @@ class TestFormats:
         (copy / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
         assert_runs_as(copy, llama, load_format="pt")
 
+    def test_torch_files_of_the_other_name(self, llama: Path, copy: Path) -> None:
+        torch.save(tensors(llama), copy / "model.pt")
+        torch.save({"state": {}}, copy / "optimizer.pt")
+        assert_runs_as(copy, llama, load_format="pt")
+        with pytest.raises(WeightsError, match="add --load-format pt"):
+            read(copy)
+
     def test_bare_trunk(self, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
         """LlamaModel.save_pretrained writes names without "model." before them."""
         llama = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
