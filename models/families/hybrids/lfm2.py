@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from models.config import Eps, Size
+from models.config import ConfigError, Eps, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.families.hybrids.layer_kinds import FULL, check_kinds, layers_of
@@ -51,15 +51,14 @@ class Lfm2Fields(DecoderFields, frozen=True, kw_only=True):
     def mlp_features(self) -> int:
         """The inner features of MLPs."""
         features = self.block_ff_dim or self.intermediate_size
-        if not self.block_auto_adjust_ff_dim:
-            return features
-        features = 2 * features // 3
-        if self.block_ffn_dim_multiplier is None:
-            return features
-        return (
-            -(-int(self.block_ffn_dim_multiplier * features) // self.block_multiple_of)
-            * self.block_multiple_of
-        )
+        if self.block_auto_adjust_ff_dim:
+            features = 2 * features // 3
+            if self.block_ffn_dim_multiplier is not None:
+                blocks = -(-int(self.block_ffn_dim_multiplier * features) // self.block_multiple_of)
+                features = blocks * self.block_multiple_of
+        if features < 1:
+            raise ConfigError("'intermediate_size' is too small: MLPs would have no features")
+        return features
 
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
         convolution = ShortConvSpec(taps=self.conv_L_cache, bias=self.conv_bias)

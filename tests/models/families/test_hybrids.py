@@ -38,6 +38,7 @@ def test_fields_of_published_files(name: str, tmp_path: Path) -> None:
     [
         ("Lfm2ForCausalLM", {"layer_types": ["conv"]}, "'layer_types' must be conv or full_attention for"),
         ("Lfm2ForCausalLM", {"conv_L_cache": 4}, r"has the shape \[32, 1, 3\], not \[32, 1, 4\]"),
+        ("Lfm2ForCausalLM", {"intermediate_size": 1, "block_auto_adjust_ff_dim": True}, "no features"),
         ("BambaForCausalLM", {"mamba_n_heads": 4}, "4 Mamba heads .* of 8 .* do not make the 64 features"),
         ("BambaForCausalLM", {"mamba_n_groups": 3}, "8 Mamba heads cannot be divided evenly into 3 groups"),
         ("BambaForCausalLM", {"mamba_d_state": 16}, "has the shape"),
