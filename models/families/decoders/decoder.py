@@ -170,6 +170,9 @@ class Decoder(nn.Module):
 class TrunkForCausalLM(nn.Module):
     """A trunk and the LM head behind it, which may share the matrix of the trunk's embeddings."""
 
+    ties_head: ClassVar[bool] = True
+    """Whether `tie_word_embeddings` counts if the checkpoint has a head, which else wins."""
+
     def __init__(
         self, setup: ModelSetup, trunk: nn.Module, embedding: Embedding, *, head_bias: bool = False
     ) -> None:
@@ -180,7 +183,7 @@ class TrunkForCausalLM(nn.Module):
             embedding.size,
             setup.parallel,
             embedding=embedding,
-            tied=setup.config.tie_word_embeddings,
+            tied=setup.config.tie_word_embeddings and (self.ties_head or None),
             tokens=setup.head_tokens,
             bias=head_bias,
         )

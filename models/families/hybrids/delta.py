@@ -252,4 +252,5 @@ class KimiLinearForCausalLM(LatentForCausalLM):
     fields = KimiLinearFields
     layer_class = KimiLinearLayer
     turns_neighbours = False
+    ties_head = False
     saved_names = _KIMI_NAMES

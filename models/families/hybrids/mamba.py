@@ -142,6 +142,7 @@ class NemotronHForCausalLM(DecoderForCausalLM):
 
     fields = NemotronHFields
     layer_class = NemotronHLayer
+    ties_head = False
     trunks = ("model", "backbone", "")
     saved_names = {"embed_tokens": "embeddings", "norm": "norm_f"}
 
@@ -205,14 +206,17 @@ class FalconMambaFields(MambaFields, frozen=True, kw_only=True):
 
 class Mamba2ForCausalLM(NemotronHForCausalLM):
     fields = Mamba2Fields
+    ties_head = True
 
 
 class MambaForCausalLM(NemotronHForCausalLM):
     fields = MambaFields
+    ties_head = True
 
 
 class FalconMambaForCausalLM(NemotronHForCausalLM):
     fields = FalconMambaFields
+    ties_head = True
 
 
 def _scan(fields: NemotronHFields | Mamba2Fields, heads: int, head_dim: int, state_size: int) -> MambaSpec:

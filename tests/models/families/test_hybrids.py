@@ -64,6 +64,15 @@ def test_sizes_that_disagree_are_refused_before_weights_are_read(
         load_ranks(folder)
 
 
+@pytest.mark.parametrize("architecture", ["NemotronHForCausalLM", "KimiLinearForCausalLM"])
+def test_a_head_beside_embeddings_that_are_said_to_be_tied(architecture: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(architecture, tmp_path)
+    expected = hf_logits(folder, PROMPT).log_softmax(-1)
+    change(folder, {"tie_word_embeddings": True})
+    found = Driver(load_ranks(folder)).step({0: PROMPT})[0].log_softmax(-1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def test_ranks_that_cannot_divide_groups_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("BambaForCausalLM", tmp_path, mamba_n_groups=2)
     with pytest.raises(ValueError, match="--tensor-parallel-size 4: 2 groups of Mamba heads"):
