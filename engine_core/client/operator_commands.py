@@ -75,18 +75,19 @@ class OperatorCommands:
 
     def welcome(self, number: int, weights: str) -> None:
         """Have an engine that has come, or come back, use the weights of others, and pause if these do, or
-        sleep if it was told to."""
+        sleep if it was told to, or slept before it ended."""
         self.weights = weights or self.weights
         if self.weights and not weights:
             self._notify(number, protocol.UpdateWeights(self.weights, "catch_up"))
         if self.paused:
             self._notify(number, protocol.PauseAll("keep"))
-        if number in self._awake:
+        if number in self._awake or self._table.replicas[number].slept:
             self._notify(number, self._sleep)
 
     def note_asleep(self, number: int) -> None:
         """Take note that an engine sleeps."""
         self._awake.discard(number)
+        self._table.replicas[number].slept = False
 
     async def update_weights(self, folder: str, *, abort: bool = False) -> None:
         """Have all engines compute with the weights of a folder, once all have said that these fit.
@@ -149,6 +150,7 @@ class OperatorCommands:
     async def wake(self) -> str:
         """Have all engines load the model again; -> why one of them cannot, or an empty text."""
         for one in self._table.replicas.values():
+            one.slept = False
             if one.asleep:
                 one.progress = protocol.Progress("start", 0.0)  # or an earlier failure would count
         self._awake.clear()

@@ -40,6 +40,8 @@ class Replica:
         self.reachable = False
         self.end_code: EndCode | None = None
         """How its last process ended, until another one works in its place."""
+        self.slept = False
+        """Whether a process slept when it ended, and the next one is still to: nobody has ordered to wake."""
         self.start_seconds = 0.0
         """The time that its last start took, as far as is known here."""
         self.reset()
@@ -67,6 +69,7 @@ class Replica:
         """When that was first known, on the monotonic clock."""
 
     def lose(self, reason: str) -> None:
+        self.slept |= self.asleep
         self.reset()
         self.lost = reason
         self.end_code = "engine_lost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted_engine import PARAMS, READY, Two
+from scripted_engine import PARAMS, READY, Script, Two
 
 from engine_core.client import dispatcher
 from engine_core.protocol import AddRequest, AskStanding, Outputs, Pause, Progress, Resume, Sleep, Standing
@@ -36,6 +36,34 @@ async def test_an_engine_that_comes_back_before_it_slept_is_told_again(two: Two)
     assert await first.received(1) == [Sleep(1)] and not asleep.done()
     first.send(Progress("asleep", 1.0))
     await asyncio.wait_for(asleep, 20)
+
+
+async def test_an_engine_that_ends_asleep_sleeps_on_until_it_is_woken(two: Two) -> None:
+    client, first, second, both = two
+
+    async def again() -> Script:
+        both.end(first)
+        await both.until(lambda: both.state(0) != "works")
+        return await both.start(0)
+
+    asleep = asyncio.create_task(client.orders.sleep(2))
+    for engine in (first, second):
+        assert await engine.received(1) == [Sleep(2)]
+        engine.send(Progress("asleep", 1.0))
+    await asyncio.wait_for(asleep, 20)
+    first = await again()
+    first = await again()  # before it slept
+    assert await first.received(1) == [Sleep(2)]
+    first.send(Progress("asleep", 1.0))
+    await both.until(lambda: client.replicas[0].asleep)
+    woken = asyncio.create_task(client.orders.wake())
+    for engine in (first, second):
+        assert await engine.received(1) == [Sleep(0)]
+        engine.send(READY)
+    assert await asyncio.wait_for(woken, 20) == ""
+    first = await again()
+    client.submit([1], PARAMS, replica=0)
+    assert [type(request) for request in await first.received(1)] == [AddRequest]
 
 
 async def test_who_waits_for_sleep_does_not_wait_for_engines_that_were_woken_meanwhile(two: Two) -> None:
