@@ -175,7 +175,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         if self.n > facts.limits.n:
             raise invalid("n", f"n must be at most {facts.limits.n}, got {self.n}.", self.n)
         if self.stop not in (None, []):
-            self._check_stops(facts)
+            self._check_stops(facts, tokenizer)
         if self.repetition_detection is not None:
             self.repetition_detection.check()
         temperature, top_k, sigmas = numbers["temperature"], int(numbers["top_k"]), numbers["top_n_sigma"]
@@ -266,13 +266,19 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             )
             raise invalid("min_tokens", f"min_tokens must be {rule}, got {asked}.", asked)
 
-    def _check_stops(self, facts: Facts) -> None:
+    def _check_stops(self, facts: Facts, tokenizer: Tokenizer) -> None:
         limits, stop = facts.limits, self.stop_strings
         if "" in stop:
             raise invalid("stop", "stop cannot contain an empty string.", stop)
         if stop and not self.detokenize:
             raise BadRequest(
                 "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+                "stop",
+            )
+        if stop and not tokenizer.writes:
+            raise BadRequest(
+                "This server has no tokenizer (--skip-tokenizer-init), so its answers have no text with stop "
+                "strings. Use stop_token_ids.",
                 "stop",
             )
         if len(stop) > limits.stop_strings:

@@ -69,6 +69,9 @@ class _Bytes(dict[int, bytes]):
 
 
 class Tokenizer:
+    writes = True
+    """Whether there is text of tokens."""
+
     def __init__(
         self,
         model: tokenizers.Tokenizer,
@@ -307,6 +310,8 @@ class Tokenizer:
 
 class NoTokenizer(Tokenizer):
     """Stands for a tokenizer that is not loaded: prompts are token ids, and so are answers."""
+
+    writes = False
 
     def __init__(self, chat: ChatTemplate) -> None:
         model = tokenizers.Tokenizer(tokenizers.models.WordLevel({}, ""))

@@ -12,6 +12,7 @@ from server.errors import BadRequest
 from server.model_facts import Facts
 from server.request_limits import Limits
 from server.requests.sampling_params import SamplingParams
+from server.text.tokenizer import NoTokenizer
 from worker.protocol import Sampling
 
 TOKENIZER = byte_tokenizer()
@@ -39,6 +40,13 @@ def test_nothing_asked_is_neutral() -> None:
     [one] = resolved(seed=5)
     assert one == Sampling(max_tokens=16, seed=5, stop_token_ids=(256, 257))
     assert resolved(max_tokens=None)[0].max_tokens == 90
+
+
+def test_stop_strings_are_refused_without_a_tokenizer() -> None:
+    bare = NoTokenizer(TOKENIZER.chat)
+    SamplingParams(stop=[]).resolve(FACTS, bare, 10)
+    with pytest.raises(BadRequest, match="Use stop_token_ids"):
+        SamplingParams(stop="x").resolve(FACTS, bare, 10)
 
 
 def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
