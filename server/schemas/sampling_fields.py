@@ -236,7 +236,7 @@ class GenerationBody(RequestBody, StructuredBody):
 
     @model_validator(mode="after")
     def check_generation(self) -> Self:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
             raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs == 0:  # taken by vLLM, whose stream has none either
             self.prompt_logprobs = None

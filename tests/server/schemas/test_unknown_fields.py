@@ -114,3 +114,9 @@ def test_a_wrong_type_is_told_with_the_clients_name_too() -> None:
     in_clients_words(error, {"max_tokens": "n_predict"})
     assert error.param == "body.n_predict"
     assert "max_tokens" not in error.message + error.sentence
+
+
+def test_options_of_a_stream_that_say_nothing_need_none() -> None:
+    assert not ChatRequest.model_validate({**TALK, "stream_options": {}}).stream
+    with pytest.raises(BadRequest, match="Stream options"):
+        ChatRequest.model_validate({**TALK, "stream_options": {"include_usage": False}})
