@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from models.pooling.text_files import ChatForm
 from server.errors import BadRequest
@@ -48,11 +49,24 @@ def read_conversations(
             conversations = [_with_instruction(messages, instruction) for messages in conversations]
     context.need_media(conversations, options)
     written = [_written(messages, options, context) for messages in conversations]
-    texts = iter(reader.read_all([one.text for one in written if one.is_plain], params))
+    if reader.truncation.keep is None or takes_alone(context) or not (chat is None or chat.keeps_ending):
+        texts = iter(reader.read_all([one.text for one in written if one.is_plain], params))
+    else:
+        texts = (
+            replace(reader, write=partial(_saying, messages, options, context)).read([one.text], params)[0]
+            for messages, one in zip(conversations, written, strict=True)
+            if one.is_plain
+        )
     return [
         next(texts) if one.is_plain else item_with_media(one, context, reader, params, index)
         for index, one in enumerate(written)
     ]
+
+
+def _saying(messages: list[Message], options: TemplateOptions, context: ReadingContext, text: str) -> str:
+    """The conversation with this text in place of what is said, from which the template's end is seen."""
+    said = [message.model_copy(update={"content": text}) for message in messages]
+    return write_conversation(options, said, context).text
 
 
 def takes_alone(context: ReadingContext) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from fake_api import leave
+from fake_api import leave, post
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
@@ -24,6 +24,16 @@ async def test_very_many_texts_are_answered_in_pieces(
     assert response.json()["usage"]["prompt_tokens"] == 10_000
     short = await client.post(EMBED, json={"input": "a"})
     assert "content-length" in short.headers
+
+
+async def test_a_conversation_that_is_cut_ends_as_its_template_does(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    long = [{"role": "user", "content": "of which much is cut"}]
+    chats = [long, [{"role": "user", "content": "a"}], [*long, {"role": "tool", "content": "b"}]]
+    await post(client, EMBED, messages=chats, truncate_prompt_tokens=12)
+    cut = b"<user>of wh\n"
+    assert [bytes(each) for each in frontend.pooled_tokens()] == [cut, b"<user>a\n", cut]
 
 
 async def test_nobody_waits_any_more(app: ASGIApp, frontend: FakeFrontend) -> None:
