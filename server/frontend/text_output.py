@@ -160,7 +160,7 @@ class TextOutput:
                 is_last = new.finish is not None and i + 1 == len(new.tokens)
                 if not is_last and self.count + i + 1 >= self._min_tokens:
                     reason, stop = "repetition", "repetition_detected"
-                    self._delta.text += self._rest()
+                    self._delta.text += self._rest()[0]
             if stop is not None:
                 self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
                 self._delta.finish_reason, self._delta.stop_reason = reason, stop
@@ -168,18 +168,21 @@ class TextOutput:
                 return
         self._take(new.tokens, new.logprobs)
         if new.finish is not None:
-            self._delta.text += self._rest()
+            rest, stop = self._rest()
+            self._delta.text += rest
             self._finish(new)
+            if stop is not None and new.finish in ("stop", "length"):
+                self._delta.finish_reason, self._delta.stop_reason = "stop", stop
 
-    def _rest(self) -> str:
-        """The text that was held back, now that nothing more comes."""
+    def _rest(self) -> tuple[str, str | None]:
+        """The text that was held back, now that nothing more comes, and the stop string that ended it."""
         if self._text is None:
-            return ""
+            return "", None
         text = self._text.flush()
         if self._stops is None:
-            return text
+            return text, None
         text, stop = self._stops.push(text)
-        return text if stop else text + self._stops.flush()
+        return (text, stop) if stop else (text + self._stops.flush(), None)
 
     def _shown(self, new: Tokens) -> list[int]:
         """The tokens whose text the client sees: all but the stop token."""

@@ -121,6 +121,12 @@ def test_a_text_cut_inside_a_character_ends_in_one_mark() -> None:
     assert delta.text == BROKEN
 
 
+def test_a_stop_string_that_the_end_completes_is_the_reason() -> None:
+    output = out(SamplingParams(stop=[BROKEN]))
+    delta = pushed(output, Tokens(id=1, tokens=[97, 0xF0], logprobs=[], finish="length"))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", "stop", BROKEN)
+
+
 def test_the_interval_gathers_tokens_but_not_the_first_and_last() -> None:
     output = out(SamplingParams(), interval=3)
     texts = [delta.text if (delta := output.push(say(c))) else None for c in "abcdef"]
