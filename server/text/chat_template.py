@@ -46,6 +46,12 @@ _PROBE = "facet asks whether this is written"
 _END = "facet ends the last message here "
 """A text that is put behind the message to be continued, as its own may stand once more in what follows."""
 
+_INSTEAD = (
+    "Start the server with --chat-template FILE, or send plain text: `prompt` of /v1/completions if the "
+    "model writes, `input` of /v1/embeddings if it embeds."
+)
+"""What can be done where no template writes a conversation."""
+
 _IMAGE = {"type": "image"}
 _MEDIA = {
     "image_url": _IMAGE,
@@ -252,8 +258,7 @@ class ChatTemplate:
         except BadRequest as error:
             fault = error.message.removeprefix("The chat template ")
             raise BadRequest(
-                f"This model's chat template {name!r} {fault} Start the server with --chat-template FILE, or "
-                "use /v1/completions.",
+                f"This model's chat template {name!r} {fault} {_INSTEAD}",
                 "messages",
             ) from error
 
@@ -267,7 +272,7 @@ class ChatTemplate:
         raise BadRequest(
             "This model has no default chat template, so a conversation cannot be written as its prompt. "
             + (f"Its templates are named {names}. " if names else "")
-            + "Start the server with --chat-template FILE, or use /v1/completions.",
+            + _INSTEAD,
             "messages",
         )
 
