@@ -357,20 +357,20 @@ def _continued(compiled: Compiled, variables: Mapping[str, object], messages: li
     holder, key = last, "content"
     if isinstance(parts := last.get("content"), list):
         holder, key = next((part for part in reversed(parts) if part.get("type") == "text"), {}), "text"
-    content = str(holder.get(key) or "")
-    if final := content.strip():
+    if (given := holder.get(key)) is not None:
+        content = str(given)
         holder[key] = content + _END
         marked = _rendered(compiled, {**variables, "messages": [*others, last]})
-        text, _, behind = marked.rpartition(_END[:-1])
+        text, found, behind = marked.rpartition(_END[:-1])
         text = text if behind.startswith(" ") else text.rstrip()  # the template trims messages
-        if text.rstrip().endswith(final):
+        if found and text.rstrip().endswith(content.strip()):
             return text
         before = {**variables, "messages": others}
         if others and last.get("role") == "assistant" and _rendered(compiled, before) == marked:
             return _rendered(compiled, {**before, "add_generation_prompt": True}) + content
     raise BadRequest(
         "continue_final_message is set, but the final message does not appear in the chat after the chat "
-        "template was applied. The template may change or drop it, or the message may be empty.",
+        "template was applied. The template may change or drop it, or the message may have no text.",
         "continue_final_message",
     )
 

@@ -105,6 +105,10 @@ def test_the_final_message_is_continued() -> None:
     assert render(CHATML, messages, continue_final_message=True) == "<|user|>hi<|end|>\n<|assistant|>Sure, "
     trimming = "{% for m in messages %}{{ m.content | trim }}<end>{% endfor %}"
     assert render(trimming, messages, continue_final_message=True) == "hi<end>Sure,"
+    for empty in ("", "\n"):  # which transformers continues, too
+        messages = [USER, {"role": "assistant", "content": empty}]
+        assert render(CHATML, messages, continue_final_message=True).endswith(f"<|assistant|>{empty}")
+        assert render(trimming, messages, continue_final_message=True) == "hi<end>"
     parts = [USER, {"role": "assistant", "content": PARTS}]
     assert render(CHATML, parts, continue_final_message=True).endswith("<|assistant|>one\ntwo")
     for begun in ("<", "end"):  # which the mark of its end has too
