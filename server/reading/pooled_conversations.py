@@ -53,8 +53,8 @@ def read_conversations(
         texts = iter(reader.read_all([one.text for one in written if one.is_plain], params))
     else:
         texts = (
-            replace(reader, write=partial(_saying, messages, options, context)).read([one.text], params)[0]
-            for messages, one in zip(conversations, written, strict=True)
+            replace(reader, write=partial(_saying, each, options, context)).read([one.text], params, index)[0]
+            for index, (each, one) in enumerate(zip(conversations, written, strict=True))
             if one.is_plain
         )
     return [
