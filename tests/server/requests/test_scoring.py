@@ -11,6 +11,7 @@ from pooling_facts import bert, facts
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
+from server.model_facts import Facts
 from server.requests.checkpoint_facts import QWEN3_RERANKER
 from server.requests.pooling import PooledText, Truncation
 from server.requests.scoring import (
@@ -84,19 +85,24 @@ def text_of(item: PooledText, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(item.tokens)
 
 
-def test_a_score_template() -> None:
-    template = "{{ instruction }}|{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}query"
-    tokenizer = with_template(template)
-    assert not tokenizer.chat.writes_pairs  # the word in a template's text is no role
-    tokenizer = with_template(template + "{% if messages[0].role in ('query', 'document') %}!{% endif %}")
-    assert tokenizer.chat.writes_pairs
-    known = facts(
+def of_a_template() -> Facts:
+    """The facts of a model that reads pairs which its chat template writes."""
+    return facts(
         tasks=("classify",),
         max_text_len=400,
         score_type="cross-encoder",
         score_template="default",
         pooling=PoolingConfig(num_labels=1),
     )
+
+
+def test_a_score_template() -> None:
+    template = "{{ instruction }}|{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}query"
+    tokenizer = with_template(template)
+    assert not tokenizer.chat.writes_pairs  # the word in a template's text is no role
+    tokenizer = with_template(template + "{% if messages[0].role in ('query', 'document') %}!{% endif %}")
+    assert tokenizer.chat.writes_pairs
+    known = of_a_template()
     [item] = next(begin(["a"], ["b"], known, tokenizer))
     assert text_of(item, tokenizer) == "|query=a;document=b;query!"
     [item] = next(begin(["a"], ["b"], known, tokenizer, instruction="judge"))
@@ -146,13 +152,7 @@ def test_the_template_of_qwen3_reranker() -> None:
 )
 def test_a_pair_that_is_cut_ends_as_the_template_does(left: bool, expected: str) -> None:
     tokenizer = with_template("Q={{ messages[0].content }} D={{ messages[1].content }}!yes?")
-    known = facts(
-        tasks=("classify",),
-        max_text_len=400,
-        score_type="cross-encoder",
-        score_template="default",
-        pooling=PoolingConfig(num_labels=1),
-    )
+    known = of_a_template()
     [short, cut] = next(
         begin(["what?"], ["a", "a long answer"], known, tokenizer, truncation=Truncation(19, left=left))
     )
